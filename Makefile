@@ -1,0 +1,1 @@
+# make demo: checkpoint to answer; make test: the tests; make check: what a change must pass.

@@ -1,0 +1,1 @@
+"""Measurements, made through the same API that users have."""

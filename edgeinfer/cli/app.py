@@ -1,0 +1,66 @@
+"""The entry point: builds the command tree, runs it, turns exceptions into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, NoReturn
+
+import click
+import typer
+
+from edgeinfer import __version__
+from edgeinfer.cli import console
+from edgeinfer.errors import EdgeinferError, InterruptedByUser, UsageError
+
+app = typer.Typer(
+    name="edgeinfer",
+    help="Turn a Hugging Face checkpoint into one quantized GGUF file and run it fast on this machine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+# One line per command, in the order of the help: app.command("name")(module.command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        console.result(f"edgeinfer {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")] = False,
+) -> None:
+    """Options of every command; `main` reads --debug itself, wherever it stands."""
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with the contract's code."""
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    as_json = "--json" in arguments
+    try:
+        raise SystemExit(app(args=[a for a in arguments if a != "--debug"], standalone_mode=False) or 0)
+    except EdgeinferError as error:
+        if debug:
+            raise
+        console.fail(error, as_json=as_json)
+    except click.ClickException as error:
+        console.fail(UsageError(error.format_message(), "see --help"), as_json=as_json)
+    except (KeyboardInterrupt, click.Abort):
+        console.fail(InterruptedByUser("interrupted"), as_json=as_json)
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python would complain again when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
+    except Exception as error:
+        if debug:
+            raise
+        bug = EdgeinferError(f"{type(error).__name__}: {error}", "this is a bug in edgeinfer; --debug shows where")
+        console.fail(bug, as_json=as_json)

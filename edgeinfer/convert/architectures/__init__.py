@@ -1,0 +1,1 @@
+"""One short descriptive module per model architecture."""

@@ -1,0 +1,1 @@
+"""From a checkpoint's tokenizer files to GGUF's vocabulary."""

@@ -1,0 +1,83 @@
+"""Every error that a user can meet, each class with its exit code.
+
+    EdgeinferError
+    ├── UsageError             2   wrong flag, bad value, contradictory options
+    ├── NotFoundError          3   model, file, tensor name, hub repository
+    ├── UnusableInputError     4   corrupt, truncated or unsupported checkpoint, GGUF or template
+    ├── ResourceError          5   memory or disk do not suffice, output cannot be written
+    ├── ContextOverflowError   6   the prompt does not fit the context
+    ├── CheckFailedError       7   a verification or a threshold failed
+    └── InterruptedByUser    130   Ctrl-C
+
+Anything else that escapes is a bug of ours: exit code 1. `message` is one line that names the subject,
+`hint` one line that names the remedy; `cli.console` is the one place that prints them.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class EdgeinferError(Exception):
+    """The root of the tree; raise one of its subclasses."""
+
+    exit_code: ClassVar[int] = 1
+    code: ClassVar[str] = "internal"
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def as_json(self) -> dict[str, dict[str, str]]:
+        """The contract's error document: `{"error": {"code", "message", "hint"}}`."""
+        return {"error": {"code": self.code, "message": self.message, "hint": self.hint}}
+
+
+class UsageError(EdgeinferError):
+    """The command line (or the call) is wrong in itself."""
+
+    exit_code = 2
+    code = "usage"
+
+
+class NotFoundError(EdgeinferError):
+    """Something that was named does not exist."""
+
+    exit_code = 3
+    code = "not_found"
+
+
+class UnusableInputError(EdgeinferError):
+    """A file exists but cannot be used as it is."""
+
+    exit_code = 4
+    code = "unusable_input"
+
+
+class ResourceError(EdgeinferError):
+    """Memory or disk do not suffice, or the output cannot be written."""
+
+    exit_code = 5
+    code = "resources"
+
+
+class ContextOverflowError(EdgeinferError):
+    """The prompt and the room for an answer exceed the context."""
+
+    exit_code = 6
+    code = "context_overflow"
+
+
+class CheckFailedError(EdgeinferError):
+    """A requested check found a difference."""
+
+    exit_code = 7
+    code = "check_failed"
+
+
+class InterruptedByUser(EdgeinferError):
+    """Ctrl-C; whatever was finished before it has been kept."""
+
+    exit_code = 130
+    code = "interrupted"

@@ -1,0 +1,1 @@
+"""GGUF files: their headers read, checked and described, without the C library."""

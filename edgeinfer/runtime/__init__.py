@@ -1,0 +1,1 @@
+"""The generation loop. It is given its backend and never imports the C library."""
