@@ -6,8 +6,8 @@ import os
 import sys
 from typing import Annotated, NoReturn
 
-import click
 import typer
+import typer.exceptions
 
 from edgeinfer import __version__
 from edgeinfer.cli import console
@@ -51,9 +51,9 @@ def main() -> NoReturn:
         if debug:
             raise
         console.fail(error, as_json=as_json)
-    except click.ClickException as error:
+    except typer.exceptions.TyperException as error:
         console.fail(UsageError(error.format_message(), "see --help"), as_json=as_json)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         console.fail(InterruptedByUser("interrupted"), as_json=as_json)
     except BrokenPipeError:
         # Whoever read our output has gone; Python would complain again when it flushes stdout at exit.
