@@ -11,6 +11,7 @@ import typer.exceptions
 
 from edgeinfer import __version__
 from edgeinfer.cli import console
+from edgeinfer.cli.inspect import inspect
 from edgeinfer.errors import EdgeinferError, InterruptedByUser, UsageError
 
 app = typer.Typer(
@@ -21,7 +22,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# One line per command, in the order of the help: app.command("name")(module.command)
+# One line per command, in the order of the help: app.command("name")(function)
+app.command("inspect")(inspect)
 
 
 def _show_version(wanted: bool) -> None:
