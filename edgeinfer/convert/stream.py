@@ -116,7 +116,7 @@ def _run(
 
 
 _ITEM_NBYTES = {"F32": 4, "F16": 2, "BF16": 2}
-_RAW = {"F32": np.dtype("<u4"), "F16": np.dtype("<u2"), "BF16": np.dtype("<u2")}
+_RAW: dict[str, np.dtype[Any]] = {"F32": np.dtype("<u4"), "F16": np.dtype("<u2"), "BF16": np.dtype("<u2")}
 # The bits of a positive infinity; without the sign bit, every NaN lies above it and every number below.
 _INFINITY = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
 _MAGNITUDE = {"F32": np.uint32(0x7FFFFFFF), "F16": np.uint16(0x7FFF), "BF16": np.uint16(0x7FFF)}
@@ -163,8 +163,7 @@ class _Worker:
         item = _ITEM_NBYTES[source.dtype]
         nbytes = slab.n_rows * slab.row_length * item
         self._raw = _at_least(self._raw, nbytes)
-        view = memoryview(self._raw)[:nbytes]
-        done = 0
+        view, done = self._raw[:nbytes].data, 0
         while done < nbytes:
             got = os.preadv(self._input, [view[done:]], source.offset + slab.row0 * slab.row_length * item + done)
             if got == 0:
@@ -172,7 +171,8 @@ class _Worker:
                     f"{source.path}: ends inside tensor {source.name}", "was it changed meanwhile?"
                 )
             done += got
-        return self._raw[:nbytes].view(_RAW[source.dtype]).reshape(slab.n_rows, slab.row_length)
+        raw: NDArray[Any] = self._raw[:nbytes].view(_RAW[source.dtype])
+        return raw.reshape(slab.n_rows, slab.row_length)
 
     def _reordered(self, slab: Slab, raw: NDArray[Any]) -> NDArray[Any]:
         transform = slab.tensor.transform

@@ -6,7 +6,6 @@ import ctypes
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +54,6 @@ class GGMLQuantizer:
             raise ValueError(f"{n_rows} rows of {length} need {expected} bytes, not {out.nbytes}")
         _ggml().ggml_quantize_chunk(ggml_type, rows.ctypes.data, out.ctypes.data, 0, n_rows, length, None)
 
-
-def rows_are_valid(ggml_type: int, data: NDArray[Any]) -> bool:
-    """Whether quantized bytes hold no NaN or infinity where a type can hold one (its scales)."""
-    return bool(_ggml().ggml_validate_row_data(ggml_type, data.ctypes.data, data.nbytes))
+    def is_valid(self, ggml_type: int, data: NDArray[np.uint8]) -> bool:
+        """Whether whole blocks of `data` hold nothing that is NaN or infinite (in their scales)."""
+        return bool(_ggml().ggml_validate_row_data(ggml_type, data.ctypes.data, data.nbytes))
