@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated, NoReturn
 
@@ -10,8 +9,7 @@ import typer
 import typer.exceptions
 
 from edgeinfer import __version__
-from edgeinfer.cli import console
-from edgeinfer.cli.inspect import inspect
+from edgeinfer.cli import console, convert, inspect, run
 from edgeinfer.errors import EdgeinferError, InterruptedByUser, UsageError
 
 app = typer.Typer(
@@ -22,8 +20,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# One line per command, in the order of the help: app.command("name")(function)
-app.command("inspect")(inspect)
+# One line per command, in the order of the help.
+app.command("convert")(convert.command)
+app.command("run")(run.command)
+app.command("inspect")(inspect.command)
 
 
 def _show_version(wanted: bool) -> None:
@@ -57,10 +57,6 @@ def main() -> NoReturn:
         console.fail(UsageError(error.format_message(), "see --help"), as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
         console.fail(InterruptedByUser("interrupted"), as_json=as_json)
-    except BrokenPipeError:
-        # Whoever read our output has gone; Python would complain again when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(141) from None
     except Exception as error:
         if debug:
             raise

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 MAX_TEXT = 120
 
 
-def inspect(
+def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file.")],
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor, with --json too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show a model's metadata, tensor types, bits per weight and the memory it needs."""
-    from edgeinfer import api
+    from edgeinfer.api.inspect import inspect
 
-    found = api.inspect(model)
+    found = inspect(model)
     if as_json:
         document = asdict(found)
         if not tensors:

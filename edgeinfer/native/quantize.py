@@ -16,9 +16,9 @@ from edgeinfer.ggml_types import GGMLType
 @cache
 def _ggml() -> ctypes.CDLL:
     """libggml-base, which the bindings load but do not wrap."""
-    import llama_cpp
+    from edgeinfer.native.library import llama  # loads the library: not before something is to be quantized
 
-    folder = Path(llama_cpp.__file__).parent / "lib"
+    folder = Path(llama.__file__).parent / "lib"
     names = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll", "libggml-base.dll")
     library = ctypes.CDLL(str(next(folder / name for name in names if (folder / name).exists())))
     library.ggml_quantize_init.argtypes = [ctypes.c_int]

@@ -1,4 +1,4 @@
-"""The public Python API: assembles the parts. A command is one of these functions with printing around it."""
+"""`edgeinfer.inspect`: what is in a GGUF file."""
 
 from __future__ import annotations
 
