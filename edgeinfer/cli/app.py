@@ -10,8 +10,7 @@ import typer
 import typer.exceptions
 
 from edgeinfer import __version__
-from edgeinfer.cli import console
-from edgeinfer.cli.inspect import inspect
+from edgeinfer.cli import bench, console, inspect
 from edgeinfer.errors import EdgeinferError, InterruptedByUser, UsageError
 
 app = typer.Typer(
@@ -22,8 +21,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# One line per command, in the order of the help: app.command("name")(function)
-app.command("inspect")(inspect)
+# One line per command, in the order of the help: app.command("name")(module.command)
+app.command("bench")(bench.command)
+app.command("inspect")(inspect.command)
 
 
 def _show_version(wanted: bool) -> None:

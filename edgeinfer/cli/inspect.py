@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MAX_TEXT = 120
 
 
-def inspect(
+def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file.")],
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor, with --json too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
