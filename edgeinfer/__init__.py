@@ -1,3 +1,20 @@
 """edgeinfer: from a Hugging Face checkpoint to an answer on the machine at hand."""
 
+from typing import Any
+
 __version__ = "0.1.0"
+
+_API = ("Model", "inspect", "load")
+
+
+def __getattr__(name: str) -> Any:
+    """The public API on first use: importing edgeinfer, as every command does, stays light."""
+    if name in _API:
+        from edgeinfer import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_API]

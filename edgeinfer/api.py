@@ -1,16 +1,219 @@
-"""The public Python API: assembles the parts. A command is one of these functions with printing around it."""
+"""The public Python API: assembles the parts that do not know each other."""
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
+from edgeinfer.errors import NotFoundError, UnusableInputError
 from edgeinfer.gguf_file.describe import Description, describe
-from edgeinfer.gguf_file.header import read_header
+from edgeinfer.gguf_file.header import Header, read_header
+from edgeinfer.options import RuntimeOptions, SamplingParams
+from edgeinfer.runtime.answer import About, AnswerStream
+from edgeinfer.runtime.engine import Engine
+from edgeinfer.runtime.prompt import chat_tokens, no_template, raw_tokens
+from edgeinfer.runtime.session import ChatSession
+from edgeinfer.runtime.template import ChatTemplate, Message
+from edgeinfer.types import Answer, Tokens
+
+if TYPE_CHECKING:  # importing `native` loads the C library, which only `load` needs
+    from edgeinfer.native.context import NativeBackend
+    from edgeinfer.native.model import NativeModel
+
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+
+# A model's own recommendations (general.sampling.*), by the names that are theirs, to the names that are ours.
+_SAMPLING_KEYS = {"temp": "temperature", "penalty_last_n": "repeat_last_n", "penalty_repeat": "repeat_penalty"}
 
 
-def inspect(path: str | Path) -> Description:
+def resolve(model: str | Path) -> Path:
+    """The file that MODEL names: a `.gguf` (a split's first shard) or a directory with one. Raises NotFoundError."""
+    path = Path(model)
+    if not path.exists():
+        raise NotFoundError(f"{path}: no such model", "give a path to a .gguf file, or to a directory with one")
+    if not path.is_dir():
+        return path
+    found = sorted(path.glob("*.gguf"))
+    firsts = [f for f in found if not (shard := _SHARD.search(f.name)) or int(shard[1]) == 1]
+    if len(firsts) != 1:
+        names = ", ".join(f.name for f in firsts) or "none"
+        raise NotFoundError(f"{path}: not one .gguf file in this directory ({names})", "name the file")
+    return firsts[0]
+
+
+def inspect(model: str | Path) -> Description:
     """Say what is in a GGUF file and what running it needs, from its header alone.
 
-    Raises NotFoundError or UnusableInputError.
+    Raises NotFoundError, UnusableInputError for a damaged file.
     """
-    return describe(read_header(path))
+    return describe(read_header(resolve(model)))
+
+
+def load(
+    model: str | Path, options: RuntimeOptions | None = None, *, max_sequences: int = 1, verbose: bool = False
+) -> Model:
+    """Load a GGUF model, ready to run. Close it, or use it in a `with` statement.
+
+    `max_sequences` is how many requests can run at a time. Raises NotFoundError, UnusableInputError for a file that is
+    damaged or not a language model, ResourceError when memory does not suffice.
+    """
+    from edgeinfer.native import library
+    from edgeinfer.native.context import NativeBackend
+    from edgeinfer.native.model import NativeModel
+
+    started_s = time.perf_counter()
+    library.set_verbose(verbose)
+    path = resolve(model)
+    header = read_header(path)
+    _check_shards(header)
+    options = options or RuntimeOptions()
+    native = NativeModel(path, mmap=options.mmap, mlock=options.mlock)
+    try:
+        backend = NativeBackend(native, options, max_sequences=max_sequences)
+    except BaseException:
+        native.close()
+        raise
+    return Model(header, native, backend, load_ms=(time.perf_counter() - started_s) * 1e3)
+
+
+class Model:
+    """A loaded model: text in, text out. `load` makes one."""
+
+    kernels = "llama.cpp"
+
+    def __init__(self, header: Header, native: NativeModel, backend: NativeBackend, *, load_ms: float) -> None:
+        self.header = header
+        self.native = native
+        self.backend = backend
+        self.load_ms = load_ms
+        self.vocabulary = native.vocabulary
+        from edgeinfer.native.sampler import NativeSamplerFactory
+
+        self.engine = Engine(backend, NativeSamplerFactory(native.vocabulary))
+        self.sampling = _recommended_sampling(header)
+        """The model's own recommendations over llama.cpp's defaults."""
+        self.template = self._chat_template()
+        self._about = About(str(header.path), self.kernels, load_ms)
+
+    def stream(
+        self,
+        prompt: str | Sequence[Message] | Tokens,
+        *,
+        system: str | None = None,
+        raw: bool = False,
+        params: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> AnswerStream:
+        """Begin an answer; iterate over the result for the text, then read its `answer`.
+
+        A text is what the user says, through the chat template; with `raw`, or when the model has no template and there
+        is no system prompt, it is continued as it stands. `max_tokens` None goes on until the model ends or the context
+        is full. Raises ContextOverflowError before any work when the prompt does not fit.
+        """
+        return AnswerStream(
+            self.engine,
+            self.vocabulary,
+            self.tokens(prompt, system=system, raw=raw),
+            params or self.sampling,
+            about=self._about,
+            max_tokens=max_tokens,
+            stop=stop,
+        )
+
+    def generate(self, prompt: str | Sequence[Message] | Tokens, **options: Any) -> Answer:
+        """The whole answer at once; takes what `stream` takes."""
+        stream = self.stream(prompt, **options)
+        for _ in stream:
+            pass
+        return stream.answer
+
+    def tokens(
+        self, prompt: str | Sequence[Message] | Tokens, *, system: str | None = None, raw: bool = False
+    ) -> Tokens:
+        """The tokens that `stream` would run for a prompt."""
+        if not isinstance(prompt, str):
+            messages = [m for m in prompt if isinstance(m, dict)]
+            return chat_tokens(self.vocabulary, self.template, messages) if messages else prompt  # type: ignore
+        if raw or (self.template is None and system is None):
+            return raw_tokens(self.vocabulary, prompt)
+        messages = [{"role": "system", "content": system}] if system else []
+        return chat_tokens(self.vocabulary, self.template, [*messages, {"role": "user", "content": prompt}])
+
+    def chat(
+        self,
+        *,
+        system: str | None = None,
+        params: SamplingParams | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> ChatSession:
+        """Begin a conversation. Raises UsageError for a model without a chat template."""
+        if self.template is None:
+            raise no_template()
+
+        def start(tokens: Tokens) -> AnswerStream:
+            return self.stream(tokens, params=params, max_tokens=max_tokens, stop=stop)
+
+        return ChatSession(start, self.vocabulary, self.template, system=system)
+
+    def interrupt(self) -> None:
+        """End the running answers soon, in the middle of a prompt too; from any thread."""
+        self.engine.interrupt()
+
+    def close(self) -> None:
+        """Free everything."""
+        self.backend.close()
+        self.native.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _chat_template(self) -> ChatTemplate | None:
+        source = self.header.metadata.text("tokenizer.chat_template")
+        bos, eos = (
+            "" if token is None else self.vocabulary.text(token) for token in (self.vocabulary.bos, self.vocabulary.eos)
+        )
+        return ChatTemplate(source, bos=bos, eos=eos) if source else None
+
+
+def _check_shards(header: Header) -> None:
+    """A split model's first file must be given, and all its files must be sound."""
+    count = header.metadata.number("split.count", 0)
+    if count <= 1:
+        return
+    path = header.path
+    match = _SHARD.search(path.name)
+    if match is None or int(match[2]) != count:
+        raise UnusableInputError(
+            f"{path}: one of {count} shards, but not named like one", f"NAME-00001-of-{count:05}.gguf"
+        )
+    names = [f"{path.name[: match.start()]}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+    if int(match[1]) != 1:
+        raise UnusableInputError(f"{path}: shard {int(match[1])} of {count}", f"give the first shard, {names[0]}")
+    for name in names[1:]:
+        read_header(path.with_name(name))
+
+
+def _recommended_sampling(header: Header) -> SamplingParams:
+    """llama.cpp's defaults with the file's `general.sampling.*` over them; values that cannot be are ignored."""
+    params = SamplingParams()
+    known = {field.name for field in fields(SamplingParams)}
+    for key in header.metadata:
+        if not key.startswith("general.sampling."):
+            continue
+        name = key.removeprefix("general.sampling.")
+        name = _SAMPLING_KEYS.get(name, name)
+        value = header.metadata.number(key)
+        if name in known and value is not None:
+            kind = type(getattr(params, name))
+            params = replace(params, **{name: kind(value)})
+    return params

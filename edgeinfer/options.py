@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
+
+from edgeinfer.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +33,28 @@ class SamplingParams:
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
     mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
     seed: int | None = None
     """None draws a fresh seed; the one used is always reported."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse with a UsageError what the samplers would answer with nonsense or by ending the process."""
+        _need(self, "temperature", 0, math.inf)
+        for name in ("top_p", "min_p", "typical_p", "xtc_probability", "xtc_threshold"):
+            _need(self, name, 0, 1)
+        _need(self, "repeat_penalty", 1e-6, 1e6)
+        for name in ("presence_penalty", "frequency_penalty"):
+            _need(self, name, -math.inf, math.inf)
+        for name in ("dry_multiplier", "mirostat_tau", "mirostat_eta"):
+            _need(self, name, 0, math.inf)
+        _need(self, "repeat_last_n", 0, 2**20)
+        _need(self, "top_k", -1, 2**31 - 1)
+        _need(self, "mirostat", 0, 2)
+        if self.seed is not None:
+            _need(self, "seed", 0, 2**32 - 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +73,23 @@ class RuntimeOptions:
     mmap: bool = True
     mlock: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse with a UsageError what the library would answer by ending the process."""
+        for name, most in (("ctx_size", 2**31 - 1), ("threads", 512)):
+            if getattr(self, name) is not None:
+                _need(self, name, 1, most)
+        _need(self, "batch_size", 1, 2**20)
+        _need(self, "ubatch_size", 1, 2**20)
+        _need_one_of(self, "flash_attn", FLASH_ATTN)
+        _need_one_of(self, "cache_type_k", CACHE_TYPES)
+        _need_one_of(self, "cache_type_v", CACHE_TYPES)
+        if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
+            raise UsageError("a quantized V cache needs flash attention", "drop flash_attn off or cache_type_v")
+
 
 DEFAULT_CTX_SIZE = 4096
+FLASH_ATTN = ("auto", "on", "off")
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +108,19 @@ class ConvertOptions:
     threads: int | None = None
     overwrite: bool = False
     verify: bool = True
+
+
+def _need(options: Any, name: str, least: float, most: float) -> None:
+    """A number from `least` to `most`, never NaN or infinity."""
+    value = getattr(options, name)
+    if not (least <= value <= most and math.isfinite(value)):
+        span = f"from {least:g} to {most:g}" if math.isfinite(most) else f"of at least {least:g}"
+        if not math.isfinite(least):
+            span = "that is finite"
+        raise UsageError(f"{name} is {value}", f"give a number {span}")
+
+
+def _need_one_of(options: Any, name: str, choices: tuple[str, ...]) -> None:
+    value = getattr(options, name)
+    if value not in choices:
+        raise UsageError(f"{name} is {value!r}", f"one of {', '.join(choices)}")

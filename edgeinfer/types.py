@@ -6,7 +6,7 @@ logits are 2-D `float32` of shape `(rows that asked, n_vocab)`. Position ranges 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol
@@ -164,8 +164,23 @@ class Vocabulary(Protocol):
         """The bytes that a token stands for; control tokens give nothing unless `special`."""
         ...
 
-    def is_end(self, token: int) -> bool:
-        """Whether the token ends a generation (end of sequence, of turn, …)."""
+    @property
+    def end_tokens(self) -> Container[int]:
+        """The tokens that end a generation (end of sequence, of turn, …)."""
+        ...
+
+    def text(self, token: int) -> str:
+        """How the vocabulary spells a token, control tokens too."""
+        ...
+
+    @property
+    def bos(self) -> int | None:
+        """The begin-of-sequence token."""
+        ...
+
+    @property
+    def eos(self) -> int | None:
+        """The end-of-sequence token."""
         ...
 
 
@@ -177,7 +192,7 @@ class Request:
     tokens: Tokens
     params: SamplingParams
     max_tokens: int
-    end_tokens: frozenset[int] = frozenset()
+    end_tokens: Container[int] = frozenset()
     priority: int = 0
     deadline_ms: float | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 from importlib import metadata
@@ -30,10 +31,8 @@ def library_build() -> str:
 
 def reset_peak_rss() -> None:
     """Begin a new peak where the system can (Linux); elsewhere the peak is the whole process's."""
-    try:
+    with contextlib.suppress(OSError):
         _CLEAR_REFS.write_text(_RESET_PEAK)
-    except OSError:
-        pass
 
 
 def peak_rss_bytes() -> int | None:

@@ -117,7 +117,9 @@ class Markdown:
         yield from ()
 
     def _line(self, cells: tuple[str, ...]) -> str:
-        padded = (c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, self._WIDTHS, strict=True)))
+        padded = (
+            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, self._WIDTHS, strict=True))
+        )
         return "| " + " | ".join(padded) + " |"
 
 

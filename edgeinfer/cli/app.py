@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated, NoReturn
 
@@ -10,7 +9,7 @@ import typer
 import typer.exceptions
 
 from edgeinfer import __version__
-from edgeinfer.cli import bench, console, inspect
+from edgeinfer.cli import bench, console, inspect, run
 from edgeinfer.errors import EdgeinferError, InterruptedByUser, UsageError
 
 app = typer.Typer(
@@ -22,6 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # One line per command, in the order of the help: app.command("name")(module.command)
+app.command("run")(run.command)
 app.command("bench")(bench.command)
 app.command("inspect")(inspect.command)
 
@@ -57,10 +57,6 @@ def main() -> NoReturn:
         console.fail(UsageError(error.format_message(), "see --help"), as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
         console.fail(InterruptedByUser("interrupted"), as_json=as_json)
-    except BrokenPipeError:
-        # Whoever read our output has gone; Python would complain again when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(141) from None
     except Exception as error:
         if debug:
             raise

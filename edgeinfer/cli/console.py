@@ -12,13 +12,45 @@ from edgeinfer.errors import EdgeinferError
 
 def result(text: str) -> None:
     """Print a result (and nothing else) to stdout."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    _write(text + "\n")
 
 
 def result_json(document: Any) -> None:
     """Print one JSON document to stdout."""
     result(json.dumps(document, ensure_ascii=False))
+
+
+class Stream:
+    """A result that appears piece by piece, and ends with exactly one newline."""
+
+    def __init__(self) -> None:
+        self._newlines = ""
+
+    def write(self, piece: str) -> None:
+        """Print a piece at once, but newlines at its end only when something follows them."""
+        text = self._newlines + piece
+        shown = text.rstrip("\n")
+        self._newlines = text[len(shown) :]
+        if shown:
+            _write(shown)
+
+    def end(self) -> None:
+        """Print the final newline."""
+        _write("\n")
+
+
+def _write(text: str) -> None:
+    """Write to stdout at once; leave quietly when its reader has gone.
+
+    The command library would turn the BrokenPipeError into exit code 1, so it does not get to see it.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes stdout again at exit and would complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
 
 
 def note(text: str) -> None:

@@ -1,0 +1,248 @@
+"""`edgeinfer run`: one answer, or a chat on a terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgeinfer.cli import console
+from edgeinfer.cli.interrupt import on_interrupt
+from edgeinfer.errors import InterruptedByUser, NotFoundError, UnusableInputError, UsageError
+from edgeinfer.options import CACHE_TYPES, DEFAULT_CTX_SIZE, FLASH_ATTN, RuntimeOptions, SamplingParams
+
+if TYPE_CHECKING:  # the heavy parts are imported when there is something to run
+    from edgeinfer.api import Model
+    from edgeinfer.runtime.answer import AnswerStream
+
+_SAMPLING = SamplingParams()
+_RUNTIME = RuntimeOptions()
+
+
+def _sampling(flag: str, text: str, field: str) -> Any:
+    """A sampling option; None means that it was not given, and the model's own recommendation counts."""
+    return typer.Option(
+        flag, help=f"{text} [default: the model's, then {getattr(_SAMPLING, field)}]", show_default=False
+    )
+
+
+def command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file, or a directory with one.")],
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="[PROMPT]", help="What to say. Piped input follows it after a blank line.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option("-f", "--file", help="Read the prompt from a file.")] = None,
+    system: Annotated[str | None, typer.Option("-s", "--system", help="System prompt.")] = None,
+    system_file: Annotated[
+        Path | None, typer.Option("--system-file", help="Read the system prompt from a file.")
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it stands, without the chat template.")
+    ] = False,
+    max_tokens: Annotated[
+        int | None, typer.Option("-n", "--max-tokens", help="Most tokens of the answer [default: until it ends].")
+    ] = None,
+    temp: Annotated[float | None, _sampling("--temp", "Temperature; 0 is greedy.", "temperature")] = None,
+    top_k: Annotated[int | None, _sampling("--top-k", "Keep the k likeliest tokens; 0 keeps all.", "top_k")] = None,
+    top_p: Annotated[float | None, _sampling("--top-p", "Keep this much probability.", "top_p")] = None,
+    min_p: Annotated[
+        float | None, _sampling("--min-p", "Drop tokens below this part of the likeliest.", "min_p")
+    ] = None,
+    typical_p: Annotated[float | None, _sampling("--typical-p", "Locally typical sampling.", "typical_p")] = None,
+    repeat_penalty: Annotated[
+        float | None, _sampling("--repeat-penalty", "Penalty for repeated tokens; 1 is none.", "repeat_penalty")
+    ] = None,
+    repeat_last_n: Annotated[
+        int | None, _sampling("--repeat-last-n", "Tokens that the penalties look back on.", "repeat_last_n")
+    ] = None,
+    presence_penalty: Annotated[
+        float | None, _sampling("--presence-penalty", "Penalty for tokens that occurred.", "presence_penalty")
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, _sampling("--frequency-penalty", "Penalty per occurrence.", "frequency_penalty")
+    ] = None,
+    dry_multiplier: Annotated[
+        float | None, _sampling("--dry-multiplier", "DRY penalty for repeated phrases; 0 is off.", "dry_multiplier")
+    ] = None,
+    xtc_probability: Annotated[
+        float | None, _sampling("--xtc-probability", "Chance to drop the likeliest tokens (XTC).", "xtc_probability")
+    ] = None,
+    xtc_threshold: Annotated[
+        float | None, _sampling("--xtc-threshold", "What counts as likely for XTC.", "xtc_threshold")
+    ] = None,
+    mirostat: Annotated[int | None, _sampling("--mirostat", "Mirostat version 1 or 2; 0 is off.", "mirostat")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Random seed [default: a fresh one, reported].")] = None,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="End at this text (repeatable).")] = None,
+    logit_bias: Annotated[
+        list[str] | None, typer.Option("--logit-bias", metavar="ID(+|-)BIAS", help="Favour a token (repeatable).")
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Never end by an end token.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the text.")] = False,
+    ctx_size: Annotated[
+        int | None,
+        typer.Option("-c", "--ctx-size", help=f"Context in tokens [default: the model's, up to {DEFAULT_CTX_SIZE}]."),
+    ] = _RUNTIME.ctx_size,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Threads [default: physical cores].")
+    ] = _RUNTIME.threads,
+    flash_attn: Annotated[str, typer.Option("--flash-attn", metavar="|".join(FLASH_ATTN))] = _RUNTIME.flash_attn,
+    cache_type_k: Annotated[
+        str, typer.Option("--cache-type-k", help=f"Type of the K cache: {', '.join(CACHE_TYPES)}.")
+    ] = _RUNTIME.cache_type_k,
+    cache_type_v: Annotated[str, typer.Option("--cache-type-v", help="Type of the V cache.")] = _RUNTIME.cache_type_v,
+    no_mmap: Annotated[bool, typer.Option("--no-mmap", help="Read the file instead of mapping it.")] = False,
+    mlock: Annotated[bool, typer.Option("--mlock", help="Keep the model in memory.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
+) -> None:
+    """Answer a prompt, or chat when there is none and this is a terminal."""
+    options = RuntimeOptions(
+        ctx_size=ctx_size,
+        threads=threads,
+        flash_attn=flash_attn,
+        cache_type_k=cache_type_k,
+        cache_type_v=cache_type_v,
+        mmap=not no_mmap,
+        mlock=mlock,
+    )
+    given: dict[str, Any] = {
+        "temperature": temp,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "typical_p": typical_p,
+        "repeat_penalty": repeat_penalty,
+        "repeat_last_n": repeat_last_n,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "dry_multiplier": dry_multiplier,
+        "xtc_probability": xtc_probability,
+        "xtc_threshold": xtc_threshold,
+        "mirostat": mirostat,
+        "seed": None if seed == -1 else seed,
+        "logit_bias": tuple(map(_bias, logit_bias)) if logit_bias else None,
+        "ignore_eos": ignore_eos or None,
+    }
+    flags = {name: value for name, value in given.items() if value is not None}
+    SamplingParams(**flags)  # a wrong value is said before the model is loaded
+    if max_tokens is not None and max_tokens < 1:
+        raise UsageError(f"-n is {max_tokens}", "ask for at least one token")
+    if raw and (system or system_file):
+        raise UsageError("--raw has no place for a system prompt", "drop one of them")
+    system = _system(system, system_file)
+    text = _prompt(prompt, file)
+    if text is None and (raw or as_json or not sys.stdout.isatty()):
+        raise UsageError("there is no prompt", "give PROMPT, -f FILE or piped input")
+
+    with _load(model, options, verbose=verbose, as_json=as_json) as loaded:
+        if options.ctx_size and options.ctx_size > loaded.native.n_ctx_train:
+            console.note(
+                f"note: -c {options.ctx_size} exceeds the training context of {loaded.native.n_ctx_train} tokens"
+            )
+        params = dataclasses.replace(loaded.sampling, **flags)
+        if text is None:
+            from edgeinfer.cli import chat
+
+            chat.run(loaded, system=system, params=params, max_tokens=max_tokens, stop=stop or ())
+            return
+        stream = loaded.stream(text, system=system, raw=raw, params=params, max_tokens=max_tokens, stop=stop or ())
+        _show(loaded, stream, as_json=as_json)
+
+
+def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> None:
+    """Print an answer while it comes, or its envelope. Ctrl-C ends it, and what there is of it is printed."""
+    output = console.Stream()
+    with on_interrupt(model.interrupt):
+        for piece in stream:
+            if not as_json:
+                output.write(piece)
+    if as_json:
+        console.result_json(dataclasses.asdict(stream.answer))
+    else:
+        output.end()
+    if stream.answer.finish_reason == "interrupted":
+        raise SystemExit(InterruptedByUser.exit_code)
+
+
+def _load(model: str, options: RuntimeOptions, *, verbose: bool, as_json: bool) -> Model:
+    """Load the model while another thread imports what the prompt's template needs: loading is C, most of the time."""
+    from edgeinfer import api
+    from edgeinfer.runtime import template
+
+    def leave() -> None:
+        # Python code that the C library calls back would swallow an exception; there is nothing to clean up yet.
+        try:
+            console.fail(InterruptedByUser("interrupted while the model was loading"), as_json=as_json)
+        finally:
+            os._exit(InterruptedByUser.exit_code)
+
+    threading.Thread(target=template.preload, daemon=True).start()
+    with on_interrupt(leave):
+        return api.load(model, options, verbose=verbose)
+
+
+def _prompt(prompt: str | None, file: Path | None) -> str | None:
+    """PROMPT or FILE, then piped input after a blank line; None when there is neither."""
+    if prompt is not None and file is not None:
+        raise UsageError("both PROMPT and -f FILE are given", "give one of them")
+    if prompt is not None:
+        _check_unicode(prompt, "the prompt")
+    parts = [_read(file) if file else prompt, None if sys.stdin is None or sys.stdin.isatty() else _read_stdin()]
+    texts = [part for part in parts if part]
+    if not texts:
+        if prompt is not None or file is not None:
+            raise UsageError("the prompt is empty", "say something")
+        return None
+    return "\n\n".join(texts)
+
+
+def _system(system: str | None, file: Path | None) -> str | None:
+    if system is not None and file is not None:
+        raise UsageError("both --system and --system-file are given", "give one of them")
+    if system is not None:
+        _check_unicode(system, "the system prompt")
+    return _read(file) if file else system
+
+
+def _read(file: Path) -> str:
+    try:
+        return _decode(file.read_bytes(), str(file))
+    except FileNotFoundError:
+        raise NotFoundError(f"{file}: no such file", "check the path") from None
+    except OSError as error:
+        raise UnusableInputError(f"{file}: cannot be read ({error.strerror})", "check the permissions") from None
+
+
+def _read_stdin() -> str:
+    return _decode(sys.stdin.buffer.read(), "the piped input").rstrip("\n")
+
+
+def _decode(data: bytes, what: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{what} is not UTF-8 (byte {error.start})", "convert it, for example with iconv") from None
+
+
+def _check_unicode(text: str, what: str) -> None:
+    """Arguments that are not UTF-8 reach Python as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{what} is not UTF-8", "convert it, for example with iconv") from None
+
+
+def _bias(text: str) -> tuple[int, float]:
+    """`ID+BIAS` or `ID-BIAS`, llama.cpp's way; `ID-inf` forbids a token."""
+    for sign in "+-":
+        token, found, value = text.partition(sign)
+        if found and token.isdigit():
+            try:
+                return int(token), float(sign + value)
+            except ValueError:
+                break
+    raise UsageError(f"--logit-bias {text!r} is not ID+BIAS or ID-BIAS", "for example 42-inf or 42+1.5")

@@ -1,0 +1,236 @@
+"""The KV cache and the forward pass of a loaded model: `types.Backend` over llama.cpp.
+
+Every argument is checked here first, because the library answers some mistakes by ending the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from edgeinfer.errors import EdgeinferError, ResourceError, UsageError
+from edgeinfer.ggml_types import GGMLType
+from edgeinfer.native import library
+from edgeinfer.native.devices import default_threads
+from edgeinfer.native.library import llama
+from edgeinfer.native.model import NativeModel
+from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions
+from edgeinfer.types import Capabilities, KVOp, Logits, Refusal, Row
+
+_FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
+_NO_ROOM, _ABORTED, _NO_MEMORY = 1, 2, -2  # what llama_decode returns besides 0
+
+
+class NativeBackend:
+    """One context over a model: `max_sequences` sequences that share a unified KV cache.
+
+    Raises ResourceError when there is not enough memory, UsageError for options that this model cannot have.
+    """
+
+    def __init__(self, model: NativeModel, options: RuntimeOptions, *, max_sequences: int = 1) -> None:
+        self._model = model
+        self._n_ctx = options.ctx_size or min(DEFAULT_CTX_SIZE, model.n_ctx_train)
+        self._abort_flag = ctypes.create_string_buffer(b"0")
+        self._abort_callback = _c_abort_callback()
+        self.threads = options.threads or default_threads()
+        params = self._params(options, max_sequences)
+        library.forget_errors()
+        self._handle: int | None = llama.llama_init_from_model(model.handle, params)
+        if not self._handle:
+            raise _no_context(self._n_ctx)
+        self._memory = llama.llama_get_memory(self._handle)
+        self._n_vocab = model.vocabulary.n_tokens
+        self._batch = _Batch(int(llama.llama_n_batch(self._handle)), max_sequences)
+        self._logits = np.empty((0, self._n_vocab), np.float32)
+        self._logits_address = 0
+        stateful = bool(llama.llama_model_is_recurrent(model.handle) or llama.llama_model_is_hybrid(model.handle))
+        self._capabilities = Capabilities(
+            can_trim=not stateful,
+            can_share=not stateful,
+            max_sequences=max_sequences,
+            window=int(llama.llama_model_n_swa(model.handle)) or None,
+        )
+
+    def _params(self, options: RuntimeOptions, max_sequences: int) -> Any:
+        params = llama.llama_context_default_params()
+        params.n_ctx = self._n_ctx
+        params.n_batch = options.batch_size
+        params.n_ubatch = min(options.ubatch_size, options.batch_size)
+        params.n_seq_max = max_sequences
+        params.n_threads = params.n_threads_batch = self.threads
+        params.flash_attn_type = _FLASH_ATTN[options.flash_attn]
+        params.type_k = GGMLType[options.cache_type_k.upper()]
+        params.type_v = GGMLType[options.cache_type_v.upper()]
+        params.kv_unified = True
+        params.no_perf = True
+        params.abort_callback = self._abort_callback
+        params.abort_callback_data = ctypes.addressof(self._abort_flag)
+        return params
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the model's memory can do."""
+        return self._capabilities
+
+    @property
+    def n_vocab(self) -> int:
+        """The length of a row of logits."""
+        return self._n_vocab
+
+    @property
+    def n_ctx(self) -> int:
+        """How many tokens all sequences together can hold."""
+        return self._n_ctx
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """The most tokens that one `forward` takes."""
+        return self._batch.capacity
+
+    def forward(self, rows: Sequence[Row]) -> Logits | Refusal:
+        """Run the rows as one batch; see `types.Backend.forward`."""
+        n_tokens, n_outputs = self._batch.fill(rows, self._n_vocab)
+        code = int(llama.llama_decode(self._open_handle, self._batch.struct))
+        if code == _NO_ROOM:
+            return Refusal.NO_ROOM
+        if code == _ABORTED:
+            return Refusal.ABORTED
+        if code == _NO_MEMORY:
+            raise ResourceError("not enough memory to run the model", "lower the batch or the context size (-c)")
+        if code:
+            reason = library.last_error()
+            raise EdgeinferError(f"llama_decode failed with code {code} on {n_tokens} tokens: {reason}")
+        return self._logits_view(n_outputs)
+
+    def apply(self, op: KVOp) -> bool:
+        """Edit the KV cache; False when the model's memory cannot do this."""
+        self._batch.check_sequence(op.src)
+        if op.p0 < 0 or (op.p1 < op.p0 and op.p1 != -1):
+            raise ValueError(f"not a range of positions: [{op.p0}, {op.p1})")
+        handle, memory = self._open_handle, self._memory
+        assert handle
+        if op.kind == "remove":
+            return bool(llama.llama_memory_seq_rm(memory, op.src, op.p0, op.p1))
+        self._batch.check_sequence(op.dst)
+        if op.src == op.dst:
+            raise ValueError(f"sequence {op.src} cannot be copied onto itself")
+        if not self._capabilities.can_share and (op.p0, op.p1) != (0, -1):
+            return False
+        llama.llama_memory_seq_cp(memory, op.src, op.dst, op.p0, op.p1)
+        return True
+
+    def abort(self) -> None:
+        """Make the running or next `forward` return ABORTED; callable from any thread."""
+        self._abort_flag[0] = b"1"
+
+    def clear_abort(self) -> None:
+        """Let `forward` run again after `abort`."""
+        self._abort_flag[0] = b"0"
+
+    def close(self) -> None:
+        """Free the context; must come before the model's `close`."""
+        if self._handle is not None:
+            # The view points into the context: an empty one must not.
+            self._logits, self._logits_address = np.empty((0, self._n_vocab), np.float32), 0
+            llama.llama_free(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> NativeBackend:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def _open_handle(self) -> int:
+        assert self._handle is not None, "the context is closed"
+        return self._handle
+
+    def _logits_view(self, n_outputs: int) -> Logits:
+        """The library's own buffer as an array, which is made anew only when the buffer moved or is too short."""
+        if n_outputs == 0:
+            llama.llama_synchronize(self._open_handle)
+            return self._logits[:0]
+        address = ctypes.addressof(llama.llama_get_logits(self._open_handle).contents)
+        if address != self._logits_address or n_outputs > len(self._logits):
+            buffer = (ctypes.c_float * (n_outputs * self._n_vocab)).from_address(address)
+            self._logits = np.frombuffer(memoryview(buffer), np.float32).reshape(n_outputs, self._n_vocab)
+            self._logits_address = address
+        return self._logits[:n_outputs]
+
+
+class _Batch:
+    """The library's batch structure over numpy arrays, filled by slices."""
+
+    def __init__(self, capacity: int, max_sequences: int) -> None:
+        self.capacity = capacity
+        self._max_sequences = max_sequences
+        self._tokens = np.zeros(capacity, np.int32)
+        self._positions = np.zeros(capacity, np.int32)
+        self._outputs = np.zeros(capacity, np.int8)
+        # Each token belongs to one sequence: a count of 1, and a pointer to that sequence's id.
+        self._counts = np.ones(capacity, np.int32)
+        self._ids = np.arange(max_sequences, dtype=np.int32)
+        self._id_pointers = np.zeros(capacity, np.uintp)
+        self._ids_address = self._ids.ctypes.data
+        self.struct = llama.llama_batch(
+            0,
+            self._tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            None,
+            self._positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            self._counts.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            self._id_pointers.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+            self._outputs.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def check_sequence(self, seq_id: int) -> None:
+        if not 0 <= seq_id < self._max_sequences:
+            raise ValueError(f"sequence {seq_id} is not one of {self._max_sequences}")
+
+    def fill(self, rows: Sequence[Row], n_vocab: int) -> tuple[int, int]:
+        """Lay the rows out one after the other; returns how many tokens, and how many rows of logits."""
+        n_tokens = sum(len(row.tokens) for row in rows)
+        if not 0 < n_tokens <= self.capacity:
+            raise ValueError(f"a batch of {n_tokens} tokens, not 1 to {self.capacity}")
+        start = n_outputs = 0
+        for row in rows:
+            self.check_sequence(row.seq_id)
+            length = len(row.tokens)
+            if row.pos0 < 0 or not 0 <= row.logits_from <= length or length == 0:
+                raise ValueError(f"not a row: {length} tokens at {row.pos0}, logits from {row.logits_from}")
+            end = start + length
+            self._tokens[start:end] = row.tokens
+            self._positions[start:end] = row.pos0 if length == 1 else np.arange(row.pos0, row.pos0 + length)
+            self._id_pointers[start:end] = self._ids_address + self._ids.itemsize * row.seq_id
+            self._outputs[start:end] = 0
+            self._outputs[start + row.logits_from : end] = 1
+            start, n_outputs = end, n_outputs + row.n_logits
+        # As unsigned numbers, negative ids are too large as well.
+        if self._tokens[:n_tokens].view(np.uint32).max() >= n_vocab:
+            raise ValueError(f"a token outside the vocabulary of {n_vocab}")
+        self.struct.n_tokens = n_tokens
+        return n_tokens, n_outputs
+
+
+def _c_abort_callback() -> Any:
+    """A callback that reads the flag without Python.
+
+    The library asks between any two operations of the graph, hundreds of times a token, and a Python function would
+    take the interpreter's lock each time. C's `atoi` has the right shape: given a pointer to "0" or "1", it returns
+    that number.
+    """
+    libc = ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
+    return ctypes.cast(libc.atoi, llama.ggml_abort_callback)
+
+
+def _no_context(n_ctx: int) -> EdgeinferError:
+    reason = library.last_error() or "the library gives no reason"
+    message = f"a context of {n_ctx} tokens cannot be made: {reason}"
+    if "alloc" in reason or "reserve" in reason or "memory" in reason:
+        return ResourceError(message, "lower the context size (-c) or quantize the cache (--cache-type-k/v q8_0)")
+    return UsageError(message, "try other runtime options")

@@ -1,0 +1,102 @@
+"""The C library itself: loaded once, silent unless asked, its error messages kept.
+
+Importing this module loads the library, so only code that runs a model or quantizes imports it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import re
+import sys
+from types import ModuleType
+from typing import Any
+
+from edgeinfer.errors import ResourceError
+
+_WARNING, _ERROR, _CONTINUATION = 2, 3, 5  # enum ggml_log_level
+_MAX_ERRORS = 16
+
+
+def _import_bindings() -> Any:
+    """`llama_cpp.llama_cpp`, the plain ctypes declarations, without the package around them.
+
+    `llama_cpp/__init__.py` also imports its high-level classes with jinja2, diskcache and more: about 70 ms that
+    every start of a command would pay. While the declarations load, a bare package stands in for the real one;
+    it goes away again, so that anybody who imports `llama_cpp` later gets all of it.
+    """
+    name = "llama_cpp"
+    if name in sys.modules:
+        return importlib.import_module("llama_cpp.llama_cpp")
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.submodule_search_locations is None:
+        raise ResourceError("the llama.cpp bindings are not installed", "pip install llama-cpp-python")
+    package = ModuleType(name)
+    package.__path__ = list(spec.submodule_search_locations)
+    sys.modules[name] = package
+    try:
+        return importlib.import_module("llama_cpp.llama_cpp")
+    finally:
+        del sys.modules[name]
+
+
+llama: Any = _import_bindings()
+"""The bindings' functions and structures, untyped; nothing outside `native` sees them."""
+
+_verbose = False
+_errors: list[str] = []
+_pending = ""
+_pending_level = 0
+
+
+def _log(level: int, text: bytes, _: Any) -> None:
+    """Collect the lines that the library logs piece by piece; keep errors, show everything when verbose."""
+    global _pending, _pending_level
+    if level != _CONTINUATION:
+        _pending, _pending_level = "", level
+    _pending += text.decode("utf-8", "replace")
+    if not _pending.endswith("\n"):
+        return
+    if _verbose:
+        sys.stderr.write(_pending)
+    if _pending_level == _ERROR and len(_errors) < _MAX_ERRORS:
+        _errors.append(_pending.strip())
+    _pending = ""
+
+
+# A ctypes callback must outlive every call: module globals do.
+_log_callback = llama.llama_log_callback(_log)
+llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
+llama.llama_backend_init()
+
+
+def set_verbose(verbose: bool) -> None:
+    """Show the library's log on stderr, or keep it silent (the default)."""
+    global _verbose
+    _verbose = verbose
+
+
+def forget_errors() -> None:
+    """Start a new collection of errors, before a call whose failure is to be explained."""
+    _errors.clear()
+
+
+def last_error() -> str:
+    """The cause of the latest failure in the library's words, "" if it gave none.
+
+    It is the first error since `forget_errors`: the ones after it only say that the callers failed too.
+    """
+    if not _errors:
+        return ""
+    return re.sub(r"^(\w+: )+", "", " ".join(_errors[0].split()))
+
+
+def version() -> str:
+    """The library's own version."""
+    return str(llama.llama_version().decode())
+
+
+def system_info() -> str:
+    """What the library was built for and found: CPU features, OpenMP, GPU backends."""
+    return str(llama.llama_print_system_info().decode())

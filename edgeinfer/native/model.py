@@ -1,0 +1,203 @@
+"""A loaded GGUF model and its vocabulary."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Container
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from edgeinfer.errors import UnusableInputError, UsageError
+from edgeinfer.native import library
+from edgeinfer.native.library import llama
+from edgeinfer.types import Tokens
+
+_INT32_MAX = 2**31 - 1
+
+
+class NativeModel:
+    """Weights and vocabulary in memory. The caller has checked the file's header: bad ones can end the process.
+
+    Raises UnusableInputError with the library's own reason when it does not load.
+    """
+
+    def __init__(self, path: Path, *, mmap: bool = True, mlock: bool = False) -> None:
+        params = llama.llama_model_default_params()
+        params.load_mode = _load_mode(mmap, mlock)
+        library.forget_errors()
+        handle = llama.llama_model_load_from_file(str(path).encode(), params)
+        if not handle:
+            reason = library.last_error() or "the library gives no reason"
+            raise UnusableInputError(
+                f"{path}: the model does not load: {reason}", "try another file or convert it again"
+            )
+        self._handle: int | None = handle
+        self.vocabulary = NativeVocabulary(handle)
+        try:
+            _check_generates(path, handle)
+        except UnusableInputError:
+            self.close()
+            raise
+
+    @property
+    def handle(self) -> int:
+        """The C pointer, for the rest of `native`."""
+        assert self._handle is not None, "the model is closed"
+        return self._handle
+
+    @property
+    def description(self) -> str:
+        """Architecture, size and file type in the library's words."""
+        buffer = ctypes.create_string_buffer(256)
+        llama.llama_model_desc(self.handle, buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace")
+
+    @property
+    def n_parameters(self) -> int:
+        """Elements of all tensors together."""
+        return int(llama.llama_model_n_params(self.handle))
+
+    @property
+    def tensor_nbytes(self) -> int:
+        """Bytes of all tensors together."""
+        return int(llama.llama_model_size(self.handle))
+
+    @property
+    def n_ctx_train(self) -> int:
+        """The context length that the model was trained with."""
+        return int(llama.llama_model_n_ctx_train(self.handle))
+
+    def close(self) -> None:
+        """Free the weights; contexts over them must be closed before."""
+        if self._handle is not None:
+            llama.llama_model_free(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> NativeModel:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def _load_mode(mmap: bool, mlock: bool) -> Any:
+    if mmap:
+        return llama.LLAMA_LOAD_MODE_MMAP_MLOCK if mlock else llama.LLAMA_LOAD_MODE_MMAP
+    return llama.LLAMA_LOAD_MODE_MLOCK if mlock else llama.LLAMA_LOAD_MODE_NONE
+
+
+def _check_generates(path: Path, handle: int) -> None:
+    if llama.llama_vocab_type(llama.llama_model_get_vocab(handle)) == llama.LLAMA_VOCAB_TYPE_NONE:
+        raise UnusableInputError(f"{path}: the file has no vocabulary", "use a file with a tokenizer in it")
+    if llama.llama_model_has_encoder(handle) or not llama.llama_model_has_decoder(handle):
+        raise UnusableInputError(f"{path}: not a decoder-only language model", "use a text generation model")
+    if llama.llama_model_is_diffusion(handle):
+        raise UnusableInputError(f"{path}: a diffusion model", "use an autoregressive model")
+
+
+class NativeVocabulary:
+    """`types.Vocabulary` over the tokenizer in the model; lives as long as the model does."""
+
+    def __init__(self, model_handle: int) -> None:
+        self._handle: int = llama.llama_model_get_vocab(model_handle)
+        self._n_tokens = int(llama.llama_vocab_n_tokens(self._handle))
+
+    @property
+    def handle(self) -> int:
+        """The C pointer, for the rest of `native`."""
+        return self._handle
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens there are."""
+        return self._n_tokens
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether `add_special` puts the begin-of-sequence token in front."""
+        return bool(llama.llama_vocab_get_add_bos(self._handle))
+
+    @property
+    def bos(self) -> int | None:
+        """The begin-of-sequence token."""
+        return self._special(llama.llama_vocab_bos(self._handle))
+
+    @property
+    def eos(self) -> int | None:
+        """The end-of-sequence token."""
+        return self._special(llama.llama_vocab_eos(self._handle))
+
+    @property
+    def end_tokens(self) -> Container[int]:
+        """The tokens that end a generation; asks the library each time, for a list would cost a scan of them all."""
+        return _EndTokens(self)
+
+    def all_end_tokens(self) -> list[int]:
+        """The tokens that end a generation, by asking for each token (tens of milliseconds)."""
+        return [token for token in range(self._n_tokens) if self.is_end(token)]
+
+    def suppressed_tokens(self) -> list[int]:
+        """Tokens that the model's file forbids."""
+        count = ctypes.c_int32(0)
+        tokens = llama.llama_vocab_get_suppress_tokens(self._handle, ctypes.byref(count))
+        return [int(tokens[i]) for i in range(count.value)]
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Tokens:
+        """Token ids of `text`. Raises UsageError for text that UTF-8 cannot hold (a lone surrogate)."""
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UsageError("the text is not valid Unicode", "give UTF-8 text") from None
+        if len(data) > _INT32_MAX - 8:
+            raise UsageError(f"the text is {len(data)} bytes long, more than can be tokenized at once", "shorten it")
+        capacity = len(data) + 8  # a token per byte, and the special ones
+        while True:
+            tokens = np.empty(capacity, np.int32)
+            pointer = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+            count = int(
+                llama.llama_tokenize(self._handle, data, len(data), pointer, capacity, add_special, parse_special)
+            )
+            if count >= 0:
+                return tokens[:count].copy()
+            if count < -_INT32_MAX:
+                raise UsageError("the text has more tokens than can be counted", "shorten it")
+            capacity = -count
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes that a token stands for; control tokens give nothing unless `special`."""
+        self._check(token)
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            written = int(llama.llama_token_to_piece(self._handle, token, buffer, size, 0, special))
+            if written >= 0:
+                return buffer.raw[:written]
+            size = -written
+
+    def text(self, token: int) -> str:
+        """How the vocabulary spells a token, control tokens too."""
+        self._check(token)
+        return str(llama.llama_vocab_get_text(self._handle, token).decode("utf-8", "replace"))
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends a generation (end of sequence, of turn, …)."""
+        self._check(token)
+        return bool(llama.llama_vocab_is_eog(self._handle, token))
+
+    def _check(self, token: int) -> None:
+        if not 0 <= token < self._n_tokens:
+            raise ValueError(f"token {token} is not in the vocabulary of {self._n_tokens}")
+
+    def _special(self, token: int) -> int | None:
+        return token if 0 <= token < self._n_tokens else None
+
+
+class _EndTokens(Container[int]):
+    def __init__(self, vocabulary: NativeVocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def __contains__(self, token: object) -> bool:
+        return isinstance(token, int) and self._vocabulary.is_end(token)

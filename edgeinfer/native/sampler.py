@@ -1,0 +1,186 @@
+"""llama.cpp's sampler chain, applied to one row of logits: `types.Sampler` and its factory."""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+import weakref
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeinfer.errors import EdgeinferError, UsageError
+from edgeinfer.native.library import llama
+from edgeinfer.native.model import NativeVocabulary
+from edgeinfer.options import SamplingParams
+from edgeinfer.types import Sampler
+
+# Values that llama.cpp's own tools use and that have no option here (common/common.h).
+_DRY_BASE, _DRY_ALLOWED_LENGTH, _DRY_LAST_N = 1.75, 2, 64
+_DRY_BREAKERS = (b"\n", b":", b'"', b"*")
+_MIROSTAT_M = 100
+_MIN_KEEP = 1
+
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
+_RANDOM_SEED = 0xFFFFFFFF  # the library takes this one to mean "any"
+
+
+class NativeSamplerFactory:
+    """Makes samplers for one vocabulary; see `types.SamplerFactory`."""
+
+    def __init__(self, vocabulary: NativeVocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._suppressed = vocabulary.suppressed_tokens()
+
+    def __call__(self, params: SamplingParams) -> Sampler:
+        """Build the chain that `params` describes. Raises UsageError for a biased token that does not exist."""
+        seed = secrets.randbelow(_RANDOM_SEED) if params.seed is None else params.seed
+        biases = self._biases(params)
+        if params.temperature == 0 and not biases and not _has_penalties(params):
+            return GreedySampler(seed)
+        chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
+        for sampler in self._links(params, seed, biases):
+            llama.llama_sampler_chain_add(chain, sampler)
+        return ChainSampler(chain, self._vocabulary.n_tokens, seed)
+
+    def _biases(self, params: SamplingParams) -> list[tuple[int, float]]:
+        for token, _ in params.logit_bias:
+            if not 0 <= token < self._vocabulary.n_tokens:
+                raise UsageError(
+                    f"--logit-bias names token {token}",
+                    f"the vocabulary has tokens 0 to {self._vocabulary.n_tokens - 1}",
+                )
+        banned = self._vocabulary.all_end_tokens() if params.ignore_eos else []
+        return [*params.logit_bias, *((token, -np.inf) for token in [*banned, *self._suppressed])]
+
+    def _links(self, params: SamplingParams, seed: int, biases: list[tuple[int, float]]) -> list[Any]:
+        """The chain's links in llama.cpp's order, without those that would do nothing."""
+        links = []
+        n_vocab = self._vocabulary.n_tokens
+        if biases:
+            array = (llama.llama_logit_bias * len(biases))(*biases)
+            links.append(llama.llama_sampler_init_logit_bias(n_vocab, len(biases), array))
+        if params.mirostat and params.temperature > 0:
+            links.append(llama.llama_sampler_init_temp(params.temperature))
+            links.append(self._mirostat(params, seed))
+            return links
+        if _has_repetition_penalties(params):
+            links.append(
+                llama.llama_sampler_init_penalties(
+                    n_vocab,
+                    params.repeat_last_n,
+                    params.repeat_penalty,
+                    params.frequency_penalty,
+                    params.presence_penalty,
+                )
+            )
+        if params.dry_multiplier > 0:
+            breakers = (ctypes.c_char_p * len(_DRY_BREAKERS))(*_DRY_BREAKERS)
+            links.append(
+                llama.llama_sampler_init_dry(
+                    self._vocabulary.handle,
+                    params.dry_multiplier,
+                    _DRY_BASE,
+                    _DRY_ALLOWED_LENGTH,
+                    _DRY_LAST_N,
+                    breakers,
+                    len(_DRY_BREAKERS),
+                )
+            )
+        if params.temperature == 0:
+            return [*links, llama.llama_sampler_init_greedy()]
+        return [*links, *_truncation(params, seed), llama.llama_sampler_init_dist(seed)]
+
+    def _mirostat(self, params: SamplingParams, seed: int) -> Any:
+        tau, eta = params.mirostat_tau, params.mirostat_eta
+        if params.mirostat == 1:
+            return llama.llama_sampler_init_mirostat(self._vocabulary.n_tokens, seed, tau, eta, _MIROSTAT_M)
+        return llama.llama_sampler_init_mirostat_v2(seed, tau, eta)
+
+
+def _truncation(params: SamplingParams, seed: int) -> list[Any]:
+    links = []
+    if params.top_k > 0:
+        links.append(llama.llama_sampler_init_top_k(params.top_k))
+    if params.typical_p < 1:
+        links.append(llama.llama_sampler_init_typical(params.typical_p, _MIN_KEEP))
+    if params.top_p < 1:
+        links.append(llama.llama_sampler_init_top_p(params.top_p, _MIN_KEEP))
+    if params.min_p > 0:
+        links.append(llama.llama_sampler_init_min_p(params.min_p, _MIN_KEEP))
+    if params.xtc_probability > 0:
+        links.append(llama.llama_sampler_init_xtc(params.xtc_probability, params.xtc_threshold, _MIN_KEEP, seed))
+    if params.temperature != 1:
+        links.append(llama.llama_sampler_init_temp(params.temperature))
+    return links
+
+
+def _has_repetition_penalties(params: SamplingParams) -> bool:
+    return params.repeat_last_n > 0 and (
+        params.repeat_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
+    )
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    return _has_repetition_penalties(params) or params.dry_multiplier > 0
+
+
+class GreedySampler:
+    """The largest logit wins; needs no copy of the row and no history."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    @property
+    def seed(self) -> int:
+        """The seed in use (it changes nothing here)."""
+        return self._seed
+
+    def sample(self, logits: NDArray[np.float32]) -> int:
+        """The index of the largest logit, the first among equals."""
+        token = int(logits.argmax())
+        if logits[token] != logits[token]:  # argmax finds a NaN first
+            raise _not_a_number()
+        return token
+
+    def accept(self, token: int) -> None:
+        """Greedy choice has no history."""
+
+
+class ChainSampler:
+    """A chain of the library's samplers over an array of candidates that is filled from a row of logits."""
+
+    def __init__(self, chain: Any, n_vocab: int, seed: int) -> None:
+        self._chain = chain
+        self._seed = seed
+        self._ids = np.arange(n_vocab, dtype=np.int32)
+        self._candidates = np.zeros(n_vocab, _CANDIDATE)
+        self._pointer = self._candidates.ctypes.data_as(llama.llama_token_data_p)
+        weakref.finalize(self, llama.llama_sampler_free, chain)
+
+    @property
+    def seed(self) -> int:
+        """The seed in use."""
+        return self._seed
+
+    def sample(self, logits: NDArray[np.float32]) -> int:
+        """Choose a token from one row of logits of shape `(n_vocab,)`; does not change the history."""
+        # Ids too: the samplers sort the candidates in place.
+        self._candidates["id"] = self._ids
+        self._candidates["logit"] = logits
+        array = llama.llama_token_data_array(self._pointer, len(self._ids), -1, False)
+        llama.llama_sampler_apply(self._chain, ctypes.byref(array))
+        if not 0 <= array.selected < array.size:
+            raise _not_a_number()
+        return int(array.data[array.selected].id)
+
+    def accept(self, token: int) -> None:
+        """Add a token of the text (prompt or answer) to the history that the penalties see."""
+        llama.llama_sampler_accept(self._chain, token)
+
+
+def _not_a_number() -> EdgeinferError:
+    return EdgeinferError(
+        "the model computed something that is not a number", "the file may be damaged: convert it again"
+    )

@@ -1,0 +1,95 @@
+"""From a text or a conversation to the tokens that the model continues."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from edgeinfer.errors import UsageError
+from edgeinfer.runtime.template import ChatTemplate, Message
+from edgeinfer.types import Tokens, Vocabulary
+
+Marks = tuple[str, str]
+"""Two characters that no content uses, around spellings of control tokens that are to stay text."""
+_PRIVATE_USE = range(0xE000, 0xF8FF)
+
+
+def raw_tokens(vocabulary: Vocabulary, text: str) -> Tokens:
+    """The text as it stands, control tokens spelled out in it included, after the model's begin token."""
+    return vocabulary.tokenize(text, add_special=True, parse_special=True)
+
+
+def chat_text(vocabulary: Vocabulary, template: ChatTemplate, messages: Sequence[Message]) -> tuple[str, Marks | None]:
+    """The conversation's text, and the marks in it, None where it needed none.
+
+    What a person writes stays text, also when it spells a control token: such spellings are marked before the
+    template, whose own control tokens count, puts everything together.
+    """
+    contents = [m["content"] for m in messages if isinstance(m.get("content"), str)]
+    spellings = _control_spellings(vocabulary, contents)
+    if not spellings:
+        return template.render(messages), None
+    everything = set("".join(contents))
+    unused = (chr(code) for code in _PRIVATE_USE if chr(code) not in everything)
+    marks = next(unused), next(unused)
+    return template.render([_mark(message, spellings, marks) for message in messages]), marks
+
+
+def tokenize_chat(vocabulary: Vocabulary, text: str, marks: Marks | None, *, continues: bool = False) -> Tokens:
+    """Tokens of what `chat_text` gave; `continues` when tokens stand before it already.
+
+    The begin token is added only where the template did not write it.
+    """
+    add_special = not continues and not _begins_with_bos(vocabulary, text)
+    if marks is None:
+        return vocabulary.tokenize(text, add_special=add_special, parse_special=True)
+    opening, closing = marks
+    # A template may cut or repeat contents, so marks can stand alone; the odd parts are whole marked spellings.
+    parts = re.split(f"{opening}([^{opening}{closing}]*){closing}", text)
+    tokens = []
+    for index, part in enumerate(parts):
+        part = part.replace(opening, "").replace(closing, "")
+        if part or index == 0:
+            special = add_special and index == 0
+            tokens.append(vocabulary.tokenize(part, add_special=special, parse_special=index % 2 == 0))
+    return np.concatenate(tokens)
+
+
+def chat_tokens(vocabulary: Vocabulary, template: ChatTemplate | None, messages: Sequence[Message]) -> Tokens:
+    """The tokens of a conversation. Raises UsageError for a model without a template."""
+    if template is None:
+        raise no_template()
+    return tokenize_chat(vocabulary, *chat_text(vocabulary, template, messages))
+
+
+def no_template() -> UsageError:
+    """Why a conversation is impossible with this model."""
+    return UsageError(
+        "the model's file has no chat template, so it takes no system prompt and no chat",
+        "it is a base model: give it a text to continue",
+    )
+
+
+def _control_spellings(vocabulary: Vocabulary, contents: Iterable[str]) -> list[str]:
+    """The control tokens that these texts would turn into, longest first."""
+    spellings: set[str] = set()
+    for content in contents:
+        for token in np.unique(vocabulary.tokenize(content, add_special=False, parse_special=True)).tolist():
+            if not vocabulary.piece(token):
+                spellings.add(vocabulary.piece(token, special=True).decode("utf-8", "replace"))
+    return sorted(filter(None, spellings), key=len, reverse=True)
+
+
+def _mark(message: Message, spellings: Sequence[str], marks: Marks) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, str):
+        return dict(message)
+    pattern = "|".join(map(re.escape, spellings))
+    return {**message, "content": re.sub(pattern, lambda found: marks[0] + found[0] + marks[1], content)}
+
+
+def _begins_with_bos(vocabulary: Vocabulary, text: str) -> bool:
+    return vocabulary.bos is not None and bool(spelled := vocabulary.text(vocabulary.bos)) and text.startswith(spelled)
