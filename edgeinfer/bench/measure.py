@@ -18,7 +18,7 @@ from edgeinfer.types import Backend, KVOp, Refusal, Row, Tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
+class Trial:
     """`n_prompt` tokens at once, then `n_gen` one by one, after `n_depth` that are not timed."""
 
     n_prompt: int
@@ -67,7 +67,7 @@ class Runner:
         self._rng = np.random.default_rng(seed)
         self._clock_ns = clock_ns
 
-    def run(self, test: Test, repetitions: int) -> Samples:
+    def run(self, test: Trial, repetitions: int) -> Samples:
         """Warm up, then measure. Raises EdgeinferError when the backend refuses a pass."""
         self._forget(0)
         if test.n_prompt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import textwrap
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -127,26 +128,28 @@ class Json:
     """One array of rows; after a failure its last element is the error document."""
 
     def __init__(self) -> None:
-        self._separator = ""
+        self._held_back = ""  # the latest element, until it is known whether a comma follows
 
     def begin(self) -> Iterator[str]:
         """The bracket."""
         yield "["
 
     def row(self, row: Row) -> Iterator[str]:
-        """An element."""
-        yield from self._element(row)
+        """The element before this one."""
+        yield from self._next(row)
 
     def end(self, error: EdgeinferError | None) -> Iterator[str]:
-        """The error, if any, and the bracket."""
+        """The last element, the error if there is one, and the bracket."""
         if error is not None:
-            yield from self._element(error.as_json())
+            yield from self._next(error.as_json())
+        if self._held_back:
+            yield self._held_back
         yield "]"
 
-    def _element(self, document: Any) -> Iterator[str]:
-        # The comma begins the next element, so that the array is never left with one too many.
-        yield self._separator + json.dumps(document, indent=2, ensure_ascii=False)
-        self._separator = ","
+    def _next(self, document: Any) -> Iterator[str]:
+        if self._held_back:
+            yield self._held_back + ","
+        self._held_back = textwrap.indent(json.dumps(document, indent=2, ensure_ascii=False), "  ")
 
 
 class JsonLines:

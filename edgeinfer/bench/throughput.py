@@ -12,7 +12,7 @@ import numpy as np
 
 from edgeinfer import api
 from edgeinfer.bench import machine, roofline
-from edgeinfer.bench.measure import Runner, Samples, Test
+from edgeinfer.bench.measure import Runner, Samples, Trial
 from edgeinfer.bench.report import FIELDS, JSON_ONLY_FIELDS, Row
 from edgeinfer.errors import UsageError
 from edgeinfer.gguf_file.header import Header
@@ -39,11 +39,11 @@ class Suite:
         if min((*self.n_prompt, *self.n_gen, *self.n_depth), default=0) < 0:
             raise UsageError("a negative number of tokens", "give numbers from 0 on; 0 leaves a test out")
 
-    def tests(self) -> Iterator[Test]:
+    def tests(self) -> Iterator[Trial]:
         """In llama-bench's order; lengths of 0 are left out."""
         for depth in self.n_depth:
-            yield from (Test(n, 0, depth) for n in self.n_prompt if n)
-            yield from (Test(0, n, depth) for n in self.n_gen if n)
+            yield from (Trial(n, 0, depth) for n in self.n_prompt if n)
+            yield from (Trial(0, n, depth) for n in self.n_gen if n)
 
 
 def run(models: Sequence[str | Path], suite: Suite, options: RuntimeOptions) -> Iterator[Row]:
@@ -56,7 +56,7 @@ def run(models: Sequence[str | Path], suite: Suite, options: RuntimeOptions) -> 
 
 
 def _measure(
-    path: str | Path, test: Test, options: RuntimeOptions, repetitions: int, bandwidths: dict[int, float]
+    path: str | Path, test: Trial, options: RuntimeOptions, repetitions: int, bandwidths: dict[int, float]
 ) -> Row:
     test_time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     machine.reset_peak_rss()
@@ -125,7 +125,7 @@ def _settings(options: RuntimeOptions) -> Row:
     }
 
 
-def _rates(test: Test, samples: Samples) -> Row:
+def _rates(test: Trial, samples: Samples) -> Row:
     """llama-bench's statistics: the mean of the repetitions' rates, the sample's standard deviation."""
     rates = [test.n_tokens * 1e9 / ns for ns in samples.total_ns]
     return {
@@ -138,7 +138,7 @@ def _rates(test: Test, samples: Samples) -> Row:
     }
 
 
-def _latency(test: Test, samples: Samples) -> Row:
+def _latency(test: Trial, samples: Samples) -> Row:
     """Time to the first token belongs to prompts, time between tokens to generations; None in the other's rows."""
     between = np.array(samples.between_tokens_ns)
     return {
@@ -148,7 +148,7 @@ def _latency(test: Test, samples: Samples) -> Row:
     }
 
 
-def _roofline(test: Test, samples: Samples, header: Header, bandwidth_gbps: float) -> Row:
+def _roofline(test: Trial, samples: Samples, header: Header, bandwidth_gbps: float) -> Row:
     """Prefill computes more than it reads: the share of the bandwidth means something for single tokens only."""
     fraction = None
     if not test.n_prompt:
