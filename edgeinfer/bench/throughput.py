@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeinfer import api
+from edgeinfer.api.model import load
 from edgeinfer.bench import machine, roofline
 from edgeinfer.bench.measure import Runner, Samples, Trial
 from edgeinfer.bench.report import FIELDS, JSON_ONLY_FIELDS, Row
@@ -47,7 +47,7 @@ class Suite:
 
 
 def run(models: Sequence[str | Path], suite: Suite, options: RuntimeOptions) -> Iterator[Row]:
-    """Measure, and give each row as soon as it is known. Raises what `api.load` raises."""
+    """Measure, and give each row as soon as it is known. Raises what `load` raises."""
     bandwidths: dict[int, float] = {}
     for model in models:
         for threads in suite.threads:
@@ -60,7 +60,7 @@ def _measure(
 ) -> Row:
     test_time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     machine.reset_peak_rss()
-    with api.load(path, replace(options, ctx_size=test.n_ctx)) as model:
+    with load(path, replace(options, ctx_size=test.n_ctx)) as model:
         bos = model.vocabulary.bos if model.vocabulary.adds_bos else None
         samples = Runner(model.backend, bos=bos).run(test, repetitions)
         peak_rss_bytes = machine.peak_rss_bytes()

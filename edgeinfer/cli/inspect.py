@@ -21,9 +21,9 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show a model's metadata, tensor types, bits per weight and the memory it needs."""
-    from edgeinfer import api
+    from edgeinfer.api.inspect import inspect
 
-    found = api.inspect(model)
+    found = inspect(model)
     if as_json:
         document = asdict(found)
         if not tensors:

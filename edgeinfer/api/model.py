@@ -1,4 +1,4 @@
-"""The public Python API: assembles the parts that do not know each other."""
+"""`edgeinfer.load`: a model that is ready to run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgeinfer.errors import NotFoundError, UnusableInputError
-from edgeinfer.gguf_file.describe import Description, describe
 from edgeinfer.gguf_file.header import Header, read_header
+from edgeinfer.native import library
+from edgeinfer.native.context import NativeBackend
+from edgeinfer.native.model import NativeModel
+from edgeinfer.native.sampler import NativeSamplerFactory
 from edgeinfer.options import RuntimeOptions, SamplingParams
 from edgeinfer.runtime.answer import About, AnswerStream
 from edgeinfer.runtime.engine import Engine
@@ -20,10 +23,6 @@ from edgeinfer.runtime.prompt import chat_tokens, no_template, raw_tokens
 from edgeinfer.runtime.session import ChatSession
 from edgeinfer.runtime.template import ChatTemplate, Message
 from edgeinfer.types import Answer, Tokens
-
-if TYPE_CHECKING:  # importing `native` loads the C library, which only `load` needs
-    from edgeinfer.native.context import NativeBackend
-    from edgeinfer.native.model import NativeModel
 
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
@@ -46,14 +45,6 @@ def resolve(model: str | Path) -> Path:
     return firsts[0]
 
 
-def inspect(model: str | Path) -> Description:
-    """Say what is in a GGUF file and what running it needs, from its header alone.
-
-    Raises NotFoundError, UnusableInputError for a damaged file.
-    """
-    return describe(read_header(resolve(model)))
-
-
 def load(
     model: str | Path, options: RuntimeOptions | None = None, *, max_sequences: int = 1, verbose: bool = False
 ) -> Model:
@@ -62,10 +53,6 @@ def load(
     `max_sequences` is how many requests can run at a time. Raises NotFoundError, UnusableInputError for a file that is
     damaged or not a language model, ResourceError when memory does not suffice.
     """
-    from edgeinfer.native import library
-    from edgeinfer.native.context import NativeBackend
-    from edgeinfer.native.model import NativeModel
-
     started_s = time.perf_counter()
     library.set_verbose(verbose)
     path = resolve(model)
@@ -92,8 +79,6 @@ class Model:
         self.backend = backend
         self.load_ms = load_ms
         self.vocabulary = native.vocabulary
-        from edgeinfer.native.sampler import NativeSamplerFactory
-
         self.engine = Engine(backend, NativeSamplerFactory(native.vocabulary))
         self.sampling = _recommended_sampling(header)
         """The model's own recommendations over llama.cpp's defaults."""
