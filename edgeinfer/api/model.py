@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from edgeinfer.errors import NotFoundError, UnusableInputError
 from edgeinfer.gguf_file.header import Header, read_header
 from edgeinfer.native import library
@@ -122,9 +124,10 @@ class Model:
         self, prompt: str | Sequence[Message] | Tokens, *, system: str | None = None, raw: bool = False
     ) -> Tokens:
         """The tokens that `stream` would run for a prompt."""
+        if isinstance(prompt, np.ndarray):
+            return prompt
         if not isinstance(prompt, str):
-            messages = [m for m in prompt if isinstance(m, dict)]
-            return chat_tokens(self.vocabulary, self.template, messages) if messages else prompt  # type: ignore
+            return chat_tokens(self.vocabulary, self.template, prompt)
         if raw or (self.template is None and system is None):
             return raw_tokens(self.vocabulary, prompt)
         messages = [{"role": "system", "content": system}] if system else []

@@ -77,11 +77,13 @@ class AnswerStream:
         seen = generation.prompt_tokens
         reason: FinishReason = "interrupted"
         try:
-            while generation.finish_reason is None and not self._text.stopped:
-                self._engine.step()
+            while not self._text.stopped:
                 for token in generation.tokens[seen:]:
                     seen += 1
                     yield from self._show(self._text.feed(vocabulary.piece(token)))
+                if generation.finish_reason is not None:
+                    break
+                self._engine.step()
             rest = self._text.finish()
             reason = "stop" if self._text.stopped else generation.finish_reason or "stop"
             yield from self._show(rest)
