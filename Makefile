@@ -1,1 +1,37 @@
-# make demo: checkpoint to answer; make test: the tests; make check: what a change must pass.
+# make demo: from checkpoint to answer. make test: every test. make check: what a change must pass. make models: fetch only.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+# So that the commands that make shows are the commands that a person types.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: demo test check models clean
+.DEFAULT_GOAL := demo
+
+demo: models
+	edgeinfer convert $(shell $(BIN)/python scripts/make_checkpoint.py smollm2) -t q4_k_m -o demo.gguf --overwrite
+	edgeinfer run demo.gguf "Why is the sky blue?" -n 64 --temp 0
+
+test: models
+	pytest
+
+check: $(INSTALLED)
+	ruff format --check --quiet .
+	ruff check --quiet .
+	mypy
+	pytest -m "not model"
+
+# SmolLM2-135M-Instruct and the checkpoint made of it, in $EDGEINFER_CACHE or ~/.cache/edgeinfer.
+models: $(INSTALLED)
+	@$(BIN)/python scripts/make_checkpoint.py smollm2 > /dev/null
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("edgeinfer needs Python 3.11 or newer: make PYTHON=/path/to/python3" if sys.version_info < (3, 11) else 0)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo 'Installing into .venv. The first time on a machine this compiles llama.cpp: about five minutes on two cores.'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv demo.gguf

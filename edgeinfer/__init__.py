@@ -4,15 +4,20 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_API = ("Model", "load")
+_API = {
+    "convert": "edgeinfer.api.convert",
+    "inspect": "edgeinfer.api.inspect",
+    "load": "edgeinfer.api.model",
+    "Model": "edgeinfer.api.model",
+}
 
 
 def __getattr__(name: str) -> Any:
     """The public API on first use: importing edgeinfer, as every command does, stays light."""
     if name in _API:
-        from edgeinfer import api
+        from importlib import import_module
 
-        return getattr(api, name)
+        return getattr(import_module(_API[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

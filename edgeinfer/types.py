@@ -252,3 +252,7 @@ class Quantizer(Protocol):
     def quantize(self, ggml_type: int, rows: NDArray[np.float32], out: NDArray[np.uint8]) -> None:
         """Quantize `rows` (C-contiguous, shape `(n, row length)`) into `out` (exactly the bytes needed)."""
         ...
+
+    def is_valid(self, ggml_type: int, data: NDArray[np.uint8]) -> bool:
+        """Whether whole blocks of `data` hold nothing that is NaN or infinite."""
+        ...

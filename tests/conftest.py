@@ -1,14 +1,21 @@
-"""Fixtures that several test packages share."""
+"""The real model and its checkpoint, fetched and made once per machine. Unable to get them is a failure, not a skip."""
 
-import os
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest
+from fetch_model import fetch
+from make_checkpoint import cached_checkpoint
 
 
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
-    path = os.environ.get("EDGEINFER_TEST_GGUF")
-    if not path:
-        pytest.skip("EDGEINFER_TEST_GGUF names no model")
-    return Path(path)
+    """SmolLM2-135M-Instruct, Q4_1."""
+    return fetch("smollm2")
+
+
+@pytest.fixture(scope="session")
+def smollm2_checkpoint() -> Path:
+    """The Hugging Face checkpoint directory made from `smollm2_gguf`; BF16, one file."""
+    return cached_checkpoint("smollm2")

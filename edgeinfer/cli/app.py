@@ -9,7 +9,7 @@ import typer
 import typer.exceptions
 
 from edgeinfer import __version__
-from edgeinfer.cli import console, run
+from edgeinfer.cli import console, convert, inspect, run
 from edgeinfer.errors import EdgeinferError, InterruptedByUser, UsageError
 
 app = typer.Typer(
@@ -20,8 +20,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# One line per command, in the order of the help: app.command("name")(module.command)
+# One line per command, in the order of the help.
+app.command("convert")(convert.command)
 app.command("run")(run.command)
+app.command("inspect")(inspect.command)
 
 
 def _show_version(wanted: bool) -> None:

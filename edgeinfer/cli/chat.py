@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Sequence
 
-from edgeinfer.api import Model
+from edgeinfer.api.model import Model
 from edgeinfer.cli import console
 from edgeinfer.cli.interrupt import on_interrupt
 from edgeinfer.errors import EdgeinferError

@@ -17,7 +17,7 @@ from edgeinfer.errors import InterruptedByUser, NotFoundError, UnusableInputErro
 from edgeinfer.options import CACHE_TYPES, DEFAULT_CTX_SIZE, FLASH_ATTN, RuntimeOptions, SamplingParams
 
 if TYPE_CHECKING:  # the heavy parts are imported when there is something to run
-    from edgeinfer.api import Model
+    from edgeinfer.api.model import Model
     from edgeinfer.runtime.answer import AnswerStream
 
 _SAMPLING = SamplingParams()
@@ -170,7 +170,7 @@ def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> None:
 
 def _load(model: str, options: RuntimeOptions, *, verbose: bool, as_json: bool) -> Model:
     """Load the model while another thread imports what the prompt's template needs: loading is C, most of the time."""
-    from edgeinfer import api
+    from edgeinfer.api.model import load
     from edgeinfer.runtime import template
 
     def leave() -> None:
@@ -182,7 +182,7 @@ def _load(model: str, options: RuntimeOptions, *, verbose: bool, as_json: bool) 
 
     threading.Thread(target=template.preload, daemon=True).start()
     with on_interrupt(leave):
-        return api.load(model, options, verbose=verbose)
+        return load(model, options, verbose=verbose)
 
 
 def _prompt(prompt: str | None, file: Path | None) -> str | None:

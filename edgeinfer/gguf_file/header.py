@@ -1,17 +1,14 @@
 """Reads and checks the header of a GGUF file before the C library sees the file.
 
 The format is ggml/include/gguf.h; the limits are those that ggml/src/gguf.cpp and src/llama-model-loader.cpp
-enforce, some of them by ending the process. Arrays are skipped, and decoded only when they are asked for: a
-vocabulary of 150k strings would cost a Python object each.
+enforce, some of them by ending the process.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +16,9 @@ import numpy as np
 
 from edgeinfer.errors import NotFoundError, UnusableInputError
 from edgeinfer.ggml_types import GGMLType
+from edgeinfer.gguf_file.metadata import SCALAR_DTYPES, Field, Metadata, ValueType
+
+__all__ = ["Header", "Metadata", "TensorInfo", "ValueType", "read_header"]
 
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
@@ -28,37 +28,6 @@ MAX_KEY_NBYTES = 65535
 MAX_ELEMENTS = 2**63 - 1
 
 
-class ValueType(IntEnum):
-    """The types of metadata values (enum gguf_type)."""
-
-    UINT8 = 0
-    INT8 = 1
-    UINT16 = 2
-    INT16 = 3
-    UINT32 = 4
-    INT32 = 5
-    FLOAT32 = 6
-    BOOL = 7
-    STRING = 8
-    ARRAY = 9
-    UINT64 = 10
-    INT64 = 11
-    FLOAT64 = 12
-
-
-SCALAR_DTYPES: dict[ValueType, np.dtype[Any]] = {
-    ValueType.UINT8: np.dtype("<u1"),
-    ValueType.INT8: np.dtype("<i1"),
-    ValueType.UINT16: np.dtype("<u2"),
-    ValueType.INT16: np.dtype("<i2"),
-    ValueType.UINT32: np.dtype("<u4"),
-    ValueType.INT32: np.dtype("<i4"),
-    ValueType.FLOAT32: np.dtype("<f4"),
-    ValueType.BOOL: np.dtype("?"),
-    ValueType.UINT64: np.dtype("<u8"),
-    ValueType.INT64: np.dtype("<i8"),
-    ValueType.FLOAT64: np.dtype("<f8"),
-}
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
@@ -78,69 +47,6 @@ class TensorInfo:
     def n_elements(self) -> int:
         """The product of the shape."""
         return int(np.prod(self.shape, dtype=object)) if self.shape else 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """Where a metadata value lies: `count` elements from `pos` on; a scalar counts 1."""
-
-    type: ValueType
-    is_array: bool
-    pos: int
-    count: int
-
-
-class Metadata(Mapping[str, Any]):
-    """The key-value pairs of a header; numbers, strings, and for arrays numpy arrays or lists of strings.
-
-    Bytes that are not UTF-8 come back as lone surrogates (`surrogateescape`).
-    """
-
-    def __init__(self, buffer: mmap.mmap | bytes, fields: dict[str, _Field]) -> None:
-        self._buffer = buffer
-        self._fields = fields
-
-    def __getitem__(self, key: str) -> Any:
-        field = self._fields[key]
-        if field.type is ValueType.STRING:
-            strings = list(self._strings(field))
-            return strings if field.is_array else strings[0]
-        values = np.frombuffer(self._buffer, SCALAR_DTYPES[field.type], field.count, field.pos)
-        return values.copy() if field.is_array else values[0].item()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
-
-    def __len__(self) -> int:
-        return len(self._fields)
-
-    def value_type(self, key: str) -> tuple[ValueType, int | None]:
-        """A value's (element) type, and its element count if it is an array."""
-        field = self._fields[key]
-        return field.type, field.count if field.is_array else None
-
-    def number(self, key: str, default: int | float | None = None) -> Any:
-        """The scalar number under `key`, or `default` where there is none or it is something else."""
-        field = self._fields.get(key)
-        if field is None or field.is_array or field.type is ValueType.STRING:
-            return default
-        return self[key]
-
-    def text(self, key: str, default: str = "") -> str:
-        """The string under `key`, or `default` where there is none or it is something else."""
-        field = self._fields.get(key)
-        if field is None or field.is_array or field.type is not ValueType.STRING:
-            return default
-        value: str = self[key]
-        return value
-
-    def _strings(self, field: _Field) -> Iterator[str]:
-        pos = field.pos
-        for _ in range(field.count):
-            (length,) = _U64.unpack_from(self._buffer, pos)
-            pos += 8
-            yield self._buffer[pos : pos + length].decode("utf-8", "surrogateescape")
-            pos += length
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +130,7 @@ class _Reader:
             self.fail(f"claims {count} {what}, more than the file can hold")
         return count
 
-    def field(self, key: str) -> _Field:
+    def field(self, key: str) -> Field:
         value_type, is_array = self.value_type(key), False
         count = 1
         if value_type is ValueType.ARRAY:
@@ -242,7 +148,7 @@ class _Reader:
             if value_type is ValueType.BOOL and max(self.buffer[pos : pos + nbytes], default=0) > 1:
                 self.fail(f"the value of {key!r} is neither true nor false")
             self.pos += nbytes
-        return _Field(value_type, is_array, pos, count)
+        return Field(value_type, is_array, pos, self.pos, count)
 
     def value_type(self, key: str) -> ValueType:
         number = self.u32(f"the type of {key!r}")
@@ -257,7 +163,7 @@ class _Reader:
         try:
             for _ in range(count):
                 pos += 8 + unpack(buffer, pos)[0]
-        except struct.error:
+        except (struct.error, OverflowError):
             pos = size + 1
         if pos > size:
             self.fail(f"the file ends inside {what}")
@@ -290,7 +196,7 @@ def read_header(path: str | Path) -> Header:
     n_tensors = reader.count("tensors", 8 + 4 + 8 + 4 + 8)
     n_fields = reader.count("metadata pairs", 8 + 4 + 1)
 
-    fields: dict[str, _Field] = {}
+    fields: dict[str, Field] = {}
     for _ in range(n_fields):
         key = reader.string("a metadata key", MAX_KEY_NBYTES)
         if key in fields:
@@ -306,6 +212,8 @@ def read_header(path: str | Path) -> Header:
 
 def _map(path: Path) -> mmap.mmap | bytes:
     try:
+        if not (path.is_file() or path.is_dir()) and path.exists():
+            raise UnusableInputError(f"{path}: is not an ordinary file", "save it to a file first")
         with open(path, "rb") as file:
             if file.seek(0, 2) == 0:
                 return b""

@@ -1,8 +1,9 @@
-"""What the machine offers: for now, how many threads are worth using."""
+"""What the machine offers, and what this process has taken of it."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 _CPU_DIRECTORY = Path("/sys/devices/system/cpu")
@@ -17,6 +18,16 @@ def default_threads() -> int:
     cpus = _allowed_cpus()
     cores = {_siblings(cpu) for cpu in cpus}
     return max(1, min(len(cores), _quota() or len(cores)))
+
+
+def peak_rss_bytes() -> int:
+    """The most memory that this process has had resident, in bytes; 0 where the system doesn't tell."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _allowed_cpus() -> set[int]:

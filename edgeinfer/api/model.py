@@ -1,4 +1,4 @@
-"""The public Python API: assembles the parts that do not know each other."""
+"""`edgeinfer.load`: a model that is ready to run."""
 
 from __future__ import annotations
 

@@ -1,0 +1,89 @@
+"""`edgeinfer.convert`: from a checkpoint to a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeinfer.api.model import load
+from edgeinfer.convert.pipeline import Planned, execute, prepare
+from edgeinfer.native.devices import default_threads, peak_rss_bytes
+from edgeinfer.native.quantize import GGMLQuantizer
+from edgeinfer.options import ConvertOptions, RuntimeOptions
+
+_VERIFY_CTX_SIZE = 64
+_DEFAULTS = ConvertOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """A tensor whose rows did not divide into the blocks of the type that it should have had."""
+
+    tensor: str
+    wanted: str
+    got: str
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What `convert --json` prints, in the contract's order."""
+
+    output: str
+    architecture: str
+    type: str
+    bytes: int
+    bits_per_weight: float
+    tensors: int
+    parameters: int
+    fallbacks: list[Fallback]
+    seconds: float
+    peak_rss_bytes: int
+    verified: bool
+
+
+def plan_conversion(
+    source: str | Path, output: str | Path | None = None, options: ConvertOptions = _DEFAULTS
+) -> Planned:
+    """Read a checkpoint's headers and plan its conversion; reads no weights. `convert` says what it raises."""
+    return prepare(Path(source), Path(output) if output is not None else None, options)
+
+
+def run_conversion(
+    planned: Planned,
+    options: ConvertOptions = _DEFAULTS,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Converted:
+    """Carry out a planned conversion; `progress` is told the input bytes just done and their total."""
+    seconds = execute(
+        planned,
+        options,
+        GGMLQuantizer(),
+        lambda path: load(path, RuntimeOptions(ctx_size=_VERIFY_CTX_SIZE)),
+        options.threads or default_threads(),
+        progress,
+    )
+    plan = planned.plan
+    return Converted(
+        output=str(planned.output),
+        architecture=plan.architecture,
+        type=plan.file_type.name,
+        bytes=planned.output.stat().st_size,
+        bits_per_weight=round(plan.bits_per_weight, 4),
+        tensors=len(plan.tensors),
+        parameters=plan.n_parameters,
+        fallbacks=[Fallback(t.name, t.fallback_from.name, t.type.name) for t in plan.tensors if t.fallback_from],
+        seconds=round(seconds, 3),
+        peak_rss_bytes=peak_rss_bytes(),
+        verified=options.verify,
+    )
+
+
+def convert(source: str | Path, output: str | Path | None = None, options: ConvertOptions = _DEFAULTS) -> Converted:
+    """Quantize the Hugging Face checkpoint in directory `source` into one GGUF file.
+
+    `output` defaults to `NAME-TYPE.gguf` in the current directory; it appears only when it is complete and checked.
+    Raises UsageError, NotFoundError, UnusableInputError (a broken or unknown checkpoint), ResourceError (no space, not
+    writable), CheckFailedError (the verification found a difference).
+    """
+    return run_conversion(plan_conversion(source, output, options), options)

@@ -1,0 +1,165 @@
+"""`edgeinfer convert`: a checkpoint becomes one quantized GGUF file."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgeinfer.cli import console, table
+from edgeinfer.errors import UsageError
+from edgeinfer.options import ConvertOptions
+
+if TYPE_CHECKING:
+    from edgeinfer.api.convert import Converted
+    from edgeinfer.convert.pipeline import Planned
+
+_DEFAULTS = ConvertOptions()
+
+
+def command(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Directory of a Hugging Face checkpoint.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="OUT", help="[default: NAME-TYPE.gguf here]")
+    ] = None,
+    type_: Annotated[
+        str, typer.Option("-t", "--type", metavar="TYPE", help="File type as llama.cpp names them: Q4_K_M, Q8_0, …")
+    ] = _DEFAULTS.type,
+    tensor_type: Annotated[
+        list[str] | None,
+        typer.Option("--tensor-type", metavar="REGEX=TYPE", help="Type of the tensors whose name fits (repeatable)."),
+    ] = None,
+    output_tensor_type: Annotated[
+        str | None, typer.Option("--output-tensor-type", metavar="TYPE", help="Type of output.weight.")
+    ] = _DEFAULTS.output_tensor_type,
+    token_embedding_type: Annotated[
+        str | None, typer.Option("--token-embedding-type", metavar="TYPE", help="Type of token_embd.weight.")
+    ] = _DEFAULTS.token_embedding_type,
+    pure: Annotated[bool, typer.Option("--pure", help="Give every tensor TYPE; no mixture.")] = _DEFAULTS.pure,
+    no_fallback: Annotated[
+        bool, typer.Option("--no-fallback", help="Refuse instead of choosing another type for rows that don't divide.")
+    ] = False,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Threads [default: physical cores].")
+    ] = _DEFAULTS.threads,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = _DEFAULTS.overwrite,
+    no_verify: Annotated[bool, typer.Option("--no-verify", help="Don't reopen and check the result.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and read no weights.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Quantize a Hugging Face checkpoint into one GGUF file, in one pass, and check the result."""
+    from edgeinfer.api.convert import plan_conversion, run_conversion
+
+    options = ConvertOptions(
+        type=type_,
+        tensor_type=tuple(map(_pattern_and_type, tensor_type or ())),
+        output_tensor_type=output_tensor_type,
+        token_embedding_type=token_embedding_type,
+        pure=pure,
+        fallback=not no_fallback,
+        threads=threads,
+        overwrite=overwrite,
+        verify=not no_verify,
+    )
+    planned = plan_conversion(source, output, options)
+    if dry_run:
+        console.result_json(_plan_document(planned)) if as_json else console.result(_plan_text(planned))
+        return
+    for note in planned.plan.dropped:
+        console.note(f"note: left out {note}")
+    with _progress_bar() as progress:
+        converted = run_conversion(planned, options, progress)
+    if as_json:
+        console.result_json(dataclasses.asdict(converted))
+    else:
+        _summarize(converted)
+        console.result(converted.output)
+
+
+def _pattern_and_type(text: str) -> tuple[str, str]:
+    pattern, found, name = text.rpartition("=")
+    if not found or not pattern:
+        raise UsageError(f"--tensor-type {text!r} is not REGEX=TYPE", "for example attn_v=q8_0")
+    return pattern, name
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Callable[[int, int], None]]:
+    """Bytes of weights on stderr, on a terminal only."""
+    from tqdm import tqdm
+
+    with tqdm(unit="B", unit_scale=True, file=sys.stderr, disable=not sys.stderr.isatty(), leave=False) as bar:
+
+        def advance(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done)
+
+        yield advance
+
+
+def _summarize(converted: Converted) -> None:
+    size = f"{table.size(converted.bytes)} as {converted.type}, {converted.bits_per_weight:.2f} bits per weight"
+    state = "verified" if converted.verified else "not verified"
+    console.note(
+        f"{converted.architecture}, {converted.parameters:,} parameters: {size}, {converted.seconds:.1f} s, {state}"
+    )
+    if converted.fallbacks:
+        console.note(f"note: {_fallback_text([(f.wanted, f.got) for f in converted.fallbacks], converted.tensors)}")
+
+
+def _fallback_text(pairs: list[tuple[str, str]], n_tensors: int) -> str:
+    counts = {pair: pairs.count(pair) for pair in sorted(set(pairs))}
+    kinds = ", ".join(f"{count} {got} instead of {wanted}" for (wanted, got), count in counts.items())
+    return f"{len(pairs)} of {n_tensors} tensors have rows that don't divide into the type's blocks: {kinds}"
+
+
+def _plan_document(planned: Planned) -> dict[str, Any]:
+    plan = planned.plan
+    return {
+        "output": str(planned.output),
+        "architecture": plan.architecture,
+        "type": plan.file_type.name,
+        "bytes": planned.nbytes,
+        "bits_per_weight": round(plan.bits_per_weight, 4),
+        "parameters": plan.n_parameters,
+        "tensors": [
+            {
+                "name": t.name,
+                "shape": list(t.shape),
+                "type": t.type.name,
+                "bytes": t.nbytes,
+                "fallback_from": t.fallback_from.name if t.fallback_from else None,
+            }
+            for t in plan.tensors
+        ],
+    }
+
+
+def _plan_text(planned: Planned) -> str:
+    plan = planned.plan
+    rows = [
+        (
+            t.name,
+            " x ".join(map(str, t.shape)),
+            t.type.name,
+            f"{t.nbytes:,}",
+            f"instead of {t.fallback_from.name}" if t.fallback_from else "",
+        )
+        for t in plan.tensors
+    ]
+    lines = [
+        table.render(("tensor", "shape", "type", "bytes", ""), rows, "<<<><"),
+        "",
+        f"{planned.output}: {plan.architecture}, {plan.n_parameters:,} parameters, {planned.nbytes:,} bytes, "
+        f"{plan.bits_per_weight:.2f} bits per weight as {plan.file_type.name}",
+    ]
+    fallbacks = [(t.fallback_from.name, t.type.name) for t in plan.tensors if t.fallback_from]
+    if fallbacks:
+        lines.append(_fallback_text(fallbacks, len(plan.tensors)))
+    lines += [f"left out: {note}" for note in plan.dropped]
+    return "\n".join(lines)

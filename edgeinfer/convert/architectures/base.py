@@ -1,0 +1,144 @@
+"""What an architecture module says about a model, and the pieces that several share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from edgeinfer.convert.config import Config
+from edgeinfer.errors import UnusableInputError
+
+View = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class RowTransform:
+    """A reordering of rows that works on groups of `rows_per_group` rows, so that a slab of groups is enough.
+
+    `view` maps rows of shape `(n, row length)`, `n` a multiple of `rows_per_group`, to a view with the same
+    elements in the new order (of any shape); nothing is copied.
+    """
+
+    rows_per_group: int
+    view: View
+
+
+def interleave_halves(head_dim: int) -> RowTransform:
+    """Per head, rows `0 … d/2-1` and `d/2 … d-1` become pairs `(0, d/2), (1, d/2 + 1), …`.
+
+    Hugging Face rotates halves of a head against each other, ggml's "normal" rope rotates neighbours
+    (llama.cpp: conversion/llama.py, permute).
+    """
+    return RowTransform(head_dim, lambda rows: rows.reshape(-1, 2, head_dim // 2, rows.shape[1]).swapaxes(1, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRule:
+    """One tensor of the GGUF file: where it comes from and the shape that it must have there (row length last)."""
+
+    name: str
+    source: str
+    shape: tuple[int, ...]
+    transform: RowTransform | None = None
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantRule:
+    """One F32 tensor of the GGUF file that is computed from the config."""
+
+    name: str
+    values: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A model architecture: its name in GGUF, and functions of the config."""
+
+    name: str
+    defaults: Mapping[str, Any]
+    """What transformers assumes where the config is silent."""
+    metadata: Callable[[Config], dict[str, Any]]
+    """The `<name>.*` keys, in order, without the prefix."""
+    tensors: Callable[[Config], Iterator[TensorRule | ConstantRule]]
+
+
+def head_dim(config: Config) -> int:
+    """Elements per attention head: stated, or the hidden size shared out."""
+    if config.get("head_dim") is not None:
+        return config.integer("head_dim")
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    if hidden % heads:
+        raise UnusableInputError(
+            f"{config.path}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
+        )
+    return hidden // heads
+
+
+def n_kv_heads(config: Config) -> int:
+    """Key-value heads: stated, or as many as query heads."""
+    return config.integer("num_attention_heads" if config.get("num_key_value_heads") is None else "num_key_value_heads")
+
+
+def decoder_metadata(config: Config) -> dict[str, Any]:
+    """The keys that every rotary decoder with RMS norms has."""
+    metadata: dict[str, Any] = {
+        "block_count": config.integer("num_hidden_layers"),
+        "context_length": config.integer("max_position_embeddings"),
+        "embedding_length": config.integer("hidden_size"),
+        "feed_forward_length": config.integer("intermediate_size"),
+        "attention.head_count": config.integer("num_attention_heads"),
+        "attention.head_count_kv": n_kv_heads(config),
+        **rope_metadata(config),
+        "attention.layer_norm_rms_epsilon": config.number("rms_norm_eps"),
+    }
+    if config.get("head_dim") is not None:
+        metadata["attention.key_length"] = metadata["attention.value_length"] = head_dim(config)
+    return metadata
+
+
+def rope_metadata(config: Config) -> dict[str, Any]:
+    """Base frequency and scaling of the rotary embedding. Raises UnusableInputError for an unknown scaling."""
+    rope = config.rope
+    kind = str(rope.get("rope_type")).lower()
+    scaling: dict[str, Any] = {}
+    if kind in ("linear", "yarn"):
+        scaling = {"rope.scaling.type": kind, "rope.scaling.factor": rope.number("factor")}
+    if kind == "yarn":
+        scaling["rope.scaling.original_context_length"] = _original_context(config)
+        for source, target in _YARN_NUMBERS.items():
+            if rope.get(source) is not None:
+                scaling[f"rope.scaling.{target}"] = rope.number(source)
+    elif kind not in ("default", "linear", "llama3"):
+        raise UnusableInputError(
+            f"{config.path}: unknown rope scaling {kind!r}", "known are default, linear, yarn and llama3"
+        )
+    return {**scaling, "rope.freq_base": rope.number("rope_theta")}
+
+
+def _original_context(config: Config) -> int:
+    rope = config.rope
+    stated = rope.get("original_max_position_embeddings") is not None
+    return (rope if stated else config).integer(
+        "original_max_position_embeddings" if stated else "max_position_embeddings"
+    )
+
+
+_YARN_NUMBERS = {
+    "extrapolation_factor": "yarn_ext_factor",
+    "attention_factor": "yarn_attn_factor",
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+}
+
+
+def embedding_tensors(config: Config) -> Iterator[TensorRule]:
+    """Token embedding, final norm and output head; the head is absent when it is tied to the embedding."""
+    embd, vocab = config.integer("hidden_size"), config.integer("vocab_size")
+    yield TensorRule("token_embd.weight", "model.embed_tokens.weight", (vocab, embd))
+    yield TensorRule("output_norm.weight", "model.norm.weight", (embd,))
+    tied = config.flag("tie_word_embeddings")
+    yield TensorRule("output.weight", "lm_head.weight", (vocab, embd), optional=tied)

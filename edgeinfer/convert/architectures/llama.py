@@ -1,0 +1,106 @@
+"""Llama and what is built exactly like it: Llama 1 to 3, SmolLM2, Mistral, TinyLlama, Yi, R1-Distill-Llama."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeinfer.convert.architectures.base import (
+    Architecture,
+    ConstantRule,
+    TensorRule,
+    decoder_metadata,
+    embedding_tensors,
+    head_dim,
+    interleave_halves,
+    n_kv_heads,
+)
+from edgeinfer.convert.config import Config
+
+
+def metadata(config: Config) -> dict[str, Any]:
+    """The keys of every decoder, then what llama.cpp's loader wants of a llama."""
+    return {
+        **decoder_metadata(config),
+        "vocab_size": config.integer("vocab_size"),
+        "rope.dimension_count": head_dim(config),
+    }
+
+
+def tensors(config: Config) -> Iterator[TensorRule | ConstantRule]:
+    """Pre-norm decoder layers: grouped-query attention with interleaved rope, gated feed-forward."""
+    embd, ffn, dim = config.integer("hidden_size"), config.integer("intermediate_size"), head_dim(config)
+    q, kv = config.integer("num_attention_heads") * dim, n_kv_heads(config) * dim
+    rotary = interleave_halves(dim)
+    attention_bias, mlp_bias = not config.flag("attention_bias"), not config.flag("mlp_bias")
+
+    yield from embedding_tensors(config)
+    if config.rope.get("rope_type") == "llama3":
+        yield ConstantRule("rope_freqs.weight", llama3_rope_factors(config))
+    for i in range(config.integer("num_hidden_layers")):
+        to, at = f"blk.{i}", f"model.layers.{i}"
+        yield TensorRule(f"{to}.attn_norm.weight", f"{at}.input_layernorm.weight", (embd,))
+        for name, part, rows, row_length, transform in (
+            ("attn_q", "q_proj", q, embd, rotary),
+            ("attn_k", "k_proj", kv, embd, rotary),
+            ("attn_v", "v_proj", kv, embd, None),
+            ("attn_output", "o_proj", embd, q, None),
+        ):
+            source = f"{at}.self_attn.{part}"
+            yield TensorRule(f"{to}.{name}.weight", f"{source}.weight", (rows, row_length), transform)
+            yield TensorRule(f"{to}.{name}.bias", f"{source}.bias", (rows,), transform, optional=attention_bias)
+        yield TensorRule(f"{to}.ffn_norm.weight", f"{at}.post_attention_layernorm.weight", (embd,))
+        for name, part, rows, row_length in (
+            ("ffn_gate", "gate_proj", ffn, embd),
+            ("ffn_up", "up_proj", ffn, embd),
+            ("ffn_down", "down_proj", embd, ffn),
+        ):
+            yield TensorRule(f"{to}.{name}.weight", f"{at}.mlp.{part}.weight", (rows, row_length))
+            yield TensorRule(f"{to}.{name}.bias", f"{at}.mlp.{part}.bias", (rows,), optional=mlp_bias)
+
+
+def llama3_rope_factors(config: Config) -> NDArray[np.float32]:
+    """Llama 3.1's per-frequency rope divisors, shape `(head_dim / 2,)`.
+
+    Long wavelengths are slowed by `factor`, short ones kept, those between blended
+    (transformers: modeling_rope_utils.py, _compute_llama3_parameters).
+    """
+    rope, dim = config.rope, head_dim(config)
+    factor = rope.number("factor")
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    context = rope.integer("original_max_position_embeddings")
+    # In float32, as the reference: the blend is sensitive to where a wavelength falls.
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    frequencies = np.float32(1) / np.float32(rope.number("rope_theta")) ** exponents
+    factors = []
+    for wavelength in (2 * math.pi / frequencies).astype(np.float32).tolist():
+        if wavelength < context / high:
+            factors.append(1.0)
+        elif wavelength > context / low:
+            factors.append(factor)
+        else:
+            smooth = (context / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(factors, dtype=np.float32)
+
+
+ARCHITECTURE = Architecture(
+    name="llama",
+    defaults={
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "vocab_size": 32000,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    metadata=metadata,
+    tensors=tensors,
+)

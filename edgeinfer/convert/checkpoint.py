@@ -1,0 +1,162 @@
+"""Opens a Hugging Face checkpoint directory: its config and where each tensor lies. Reads headers only.
+
+The format of a safetensors file is 8 bytes of header length, a JSON header and the data, gapless
+(https://github.com/huggingface/safetensors). Pickled weights (`.bin`, `.pt`) are never opened.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeinfer.convert.config import Config
+from edgeinfer.convert.json_file import parse_object, read_object
+from edgeinfer.errors import NotFoundError, UnusableInputError
+
+INDEX_NAME = "model.safetensors.index.json"
+MAX_HEADER_NBYTES = 100_000_000  # the limit of the safetensors library
+DTYPE_NBYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
+    "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor of the checkpoint. `shape` is Hugging Face's order: the row length last."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    path: Path
+    offset: int
+    """Bytes from the start of `path`."""
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint directory: config and tensor table, no weights."""
+
+    path: Path
+    config: Config
+    tensors: dict[str, TensorSpec]
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Read the headers of the checkpoint in directory `path`.
+
+    Raises NotFoundError when there is no such directory; UnusableInputError when it is not a safetensors
+    checkpoint, or when a header is truncated, lies, or disagrees with the index.
+    """
+    if not path.exists():
+        raise NotFoundError(f"{path}: no such file or directory", "give the directory of a Hugging Face checkpoint")
+    if not path.is_dir():
+        raise UnusableInputError(f"{path}: not a directory", "give the directory of a Hugging Face checkpoint")
+    if not (path / "config.json").exists():
+        raise UnusableInputError(f"{path}: not a Hugging Face checkpoint (no config.json)", "is the download complete?")
+    config = Config(path / "config.json", read_object(path / "config.json"))
+    method = config.quantization_method
+    if method is not None:
+        raise UnusableInputError(
+            f"{path}: the weights are quantized already ({method})", "convert the checkpoint that it was made from"
+        )
+    if (path / INDEX_NAME).exists():
+        return Checkpoint(path, config, _tensors_by_index(path))
+    return Checkpoint(path, config, _tensors_of_files(path))
+
+
+def _tensors_by_index(path: Path) -> dict[str, TensorSpec]:
+    """The tensors that the index names; files and tensors beside it are leftovers and don't count."""
+    weight_map = read_object(path / INDEX_NAME).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
+        raise UnusableInputError(f"{path / INDEX_NAME}: has no weight_map", "download the file again")
+    shards = sorted(set(weight_map.values()))
+    for shard in shards:
+        if Path(shard).name != shard:
+            raise UnusableInputError(f"{path / INDEX_NAME}: names a file outside the checkpoint: {shard!r}")
+    missing = [shard for shard in shards if not (path / shard).exists()]
+    if missing:
+        raise UnusableInputError(
+            f"{path}: {len(missing)} of {len(shards)} shards are missing: {', '.join(missing)}", "download them"
+        )
+    by_shard = {shard: read_safetensors_header(path / shard) for shard in shards}
+    stale = [name for name, shard in weight_map.items() if name not in by_shard[shard]]
+    if stale:
+        raise UnusableInputError(
+            f"{path / INDEX_NAME}: {len(stale)} tensors are not in the shard it names: {', '.join(stale)}",
+            "index and shards are of different versions: download both again",
+        )
+    return {name: by_shard[shard][name] for name, shard in weight_map.items()}
+
+
+def _tensors_of_files(path: Path) -> dict[str, TensorSpec]:
+    files = (
+        [path / "model.safetensors"] if (path / "model.safetensors").exists() else sorted(path.glob("*.safetensors"))
+    )
+    if not files:
+        pickles = [f.name for suffix in ("*.bin", "*.pt", "*.pth") for f in sorted(path.glob(suffix))]
+        if pickles:
+            raise UnusableInputError(
+                f"{path}: has only pickled weights ({pickles[0]}), which could run code when opened",
+                "get the safetensors version, or save it again with transformers' save_pretrained",
+            )
+        raise UnusableInputError(f"{path}: has no .safetensors file", "is the download complete?")
+    tensors: dict[str, TensorSpec] = {}
+    twice: list[str] = []
+    for file in files:
+        for name, spec in read_safetensors_header(file).items():
+            if name in tensors:
+                twice.append(f"{name} ({tensors[name].path.name} and {file.name})")
+            tensors[name] = spec
+    if twice:
+        raise UnusableInputError(
+            f"{path}: {len(twice)} tensors stand in two files: {', '.join(twice)}",
+            f"remove the files that don't belong, or add {INDEX_NAME}",
+        )
+    return tensors
+
+
+def read_safetensors_header(path: Path) -> dict[str, TensorSpec]:
+    """The tensors of one safetensors file, checked against its size. Raises UnusableInputError."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, MAX_HEADER_NBYTES):
+                raise _damaged(path, f"its header claims {length} bytes, the file has {size}")
+            header = parse_object(file.read(length), str(path))
+    except OSError as error:
+        raise UnusableInputError(f"{path}: cannot be read ({error.strerror})", "check the permissions") from None
+    header.pop("__metadata__", None)
+    data_start = 8 + length
+    specs = {name: _spec(path, name, entry, data_start) for name, entry in header.items()}
+    expected = data_start
+    for spec in sorted(specs.values(), key=lambda spec: (spec.offset, spec.nbytes)):
+        if spec.offset != expected:
+            raise _damaged(path, f"tensor {spec.name} begins at byte {spec.offset}, expected {expected}")
+        expected += spec.nbytes
+    if expected != size:
+        raise _damaged(path, f"its tensors end at byte {expected}, the file at {size}")
+    return specs
+
+
+def _spec(path: Path, name: str, entry: Any, data_start: int) -> TensorSpec:
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        whole_numbers = all(type(n) is int and n >= 0 for n in [*shape, begin, end])
+    except (TypeError, KeyError, ValueError):
+        raise _damaged(path, f"the header entry of tensor {name} is malformed") from None
+    if not whole_numbers or dtype not in DTYPE_NBYTES:
+        raise _damaged(path, f"tensor {name} has dtype {dtype!r}, shape {shape!r}, offsets {begin!r} to {end!r}")
+    nbytes = math.prod(shape) * DTYPE_NBYTES[dtype]
+    if end - begin != nbytes:
+        raise _damaged(path, f"tensor {name} of shape {shape} in {dtype} needs {nbytes} bytes, has {end - begin}")
+    return TensorSpec(name, tuple(shape), dtype, path, data_start + begin, nbytes)
+
+
+def _damaged(path: Path, what: str) -> UnusableInputError:
+    return UnusableInputError(f"{path}: {what}", "the file is damaged or incomplete: download it again")

@@ -1,0 +1,119 @@
+"""The way of a conversion: headers, tokenizer, plan, stream, verification, and only then the final name."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeinfer.convert.architectures import lookup
+from edgeinfer.convert.checkpoint import Checkpoint, open_checkpoint
+from edgeinfer.convert.file_types import file_type
+from edgeinfer.convert.plan import ConvertPlan, build
+from edgeinfer.convert.stream import write
+from edgeinfer.convert.tokenizer import LoadedTokenizer, load_tokenizer
+from edgeinfer.convert.verify import OpenModel, verify
+from edgeinfer.convert.writer import data_nbytes, encode_header
+from edgeinfer.errors import ResourceError, UsageError
+from edgeinfer.options import ConvertOptions
+from edgeinfer.types import Quantizer
+
+Progress = Callable[[int, int], None]
+"""Told the input bytes just done and their total."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A conversion that can begin: everything that can be refused without reading weights has been."""
+
+    checkpoint: Checkpoint
+    tokenizer: LoadedTokenizer
+    plan: ConvertPlan
+    output: Path
+
+    @property
+    def nbytes(self) -> int:
+        """The size that the output will have."""
+        return len(encode_header(self.plan.metadata, self.plan.tensors)) + data_nbytes(self.plan.tensors)
+
+
+def prepare(source: Path, output: Path | None, options: ConvertOptions) -> Planned:
+    """Read the headers and plan. The errors are those of the steps: usage, not found, unusable."""
+    wanted = file_type(options.type)
+    checkpoint = open_checkpoint(source)
+    architecture = lookup(checkpoint.config)
+    tokenizer = load_tokenizer(checkpoint)
+    plan = build(checkpoint, architecture, tokenizer.metadata, options)
+    name = re.sub(r"[^\w.-]", "-", source.resolve().name) or "model"
+    return Planned(checkpoint, tokenizer, plan, output or Path(f"{name}-{wanted.name}.gguf"))
+
+
+def execute(
+    planned: Planned,
+    options: ConvertOptions,
+    quantizer: Quantizer,
+    open_model: Callable[[Path], AbstractContextManager[OpenModel]],
+    threads: int,
+    progress: Progress,
+) -> float:
+    """Write, verify and name the output; returns the seconds that took.
+
+    Whatever happens before the end, there is nothing new under the output's name. Raises UsageError when it exists
+    and may not be overwritten, ResourceError when it cannot be written, and what `write` and `verify` raise.
+    """
+    started = time.perf_counter()
+    total = sum(source.nbytes for tensor in planned.plan.tensors for source in tensor.sources)
+    with replaced_when_done(planned.output, planned.nbytes, overwrite=options.overwrite) as partial:
+        write(planned.plan, partial, quantizer, threads, lambda nbytes: progress(nbytes, total))
+        if options.verify:
+            verify(partial, planned.plan, planned.tokenizer.original, quantizer, open_model)
+    return time.perf_counter() - started
+
+
+@contextmanager
+def replaced_when_done(output: Path, nbytes: int, *, overwrite: bool) -> Iterator[Path]:
+    """A temporary path beside `output` that takes its name if the block ends well, and goes away if not."""
+    _check_target(output, nbytes, overwrite=overwrite)
+    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        if output.exists() and not overwrite:
+            raise _exists(output)
+        os.replace(partial, output)
+        _sync_directory(output.parent)
+    except OSError as error:
+        raise ResourceError(f"{output}: cannot be written ({error.strerror})", "choose another -o") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _check_target(output: Path, nbytes: int, *, overwrite: bool) -> None:
+    if output.is_dir():
+        raise UsageError(f"{output}: is a directory", "name a file with -o")
+    if output.exists() and not overwrite:
+        raise _exists(output)
+    if not os.access(output.parent, os.W_OK):
+        raise ResourceError(f"{output.parent}: not a directory that can be written to", "choose another -o")
+    free = shutil.disk_usage(output.parent).free
+    if nbytes > free:
+        raise ResourceError(
+            f"{output}: needs {nbytes} bytes, the disk has {free} free", "free some space, or choose a smaller type"
+        )
+
+
+def _exists(output: Path) -> UsageError:
+    return UsageError(f"{output}: exists already", "give --overwrite to replace it")
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the new name survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,233 @@
+"""Writes the planned file: slabs of rows are read, widened, reordered, checked and quantized in threads.
+
+Every byte's place is known from the plan, so the threads need no order among themselves: each takes the next slab
+and writes it where it belongs. Memory is threads × slab, whatever the model's size: buffers are reused, because
+fresh ones cost page faults, and input is read with `pread` instead of mapped, because mapped pages stay resident.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeinfer.convert.checkpoint import TensorSpec
+from edgeinfer.convert.plan import ConvertPlan, TensorPlan
+from edgeinfer.convert.writer import data_nbytes, encode_header, tensor_offsets
+from edgeinfer.errors import ResourceError, UnusableInputError
+from edgeinfer.ggml_types import GGMLType
+from edgeinfer.types import Quantizer
+
+SLAB_ELEMENTS = 1 << 20
+"""A slab is 2 to 4 MiB of input: large enough to hide the calls, small enough to stay in the caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """Rows `[row0, row0 + n_rows)` of one source of a tensor, and where their result goes."""
+
+    tensor: TensorPlan
+    source: TensorSpec
+    row0: int
+    n_rows: int
+    row_length: int
+    out_offset: int
+    """Bytes from the start of the file."""
+    out_nbytes: int
+
+
+def write(plan: ConvertPlan, path: Path, quantizer: Quantizer, threads: int, progress: Callable[[int], None]) -> None:
+    """Write the planned file to `path`, which must not be in use; `progress` is told the input bytes done.
+
+    Raises UnusableInputError naming tensor and row when a weight is NaN or infinite (or too large for F16), or when
+    a source has become shorter; ResourceError when the output cannot be written.
+    """
+    quantizer.prepare(t.type for t in plan.tensors)
+    header = encode_header(plan.metadata, plan.tensors)
+    jobs = iter(list(_slabs(plan, len(header))))
+    try:
+        output = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            _write_at(output, header, 0)
+            # The padding between tensors, and after the last, is never written: it reads as zeros.
+            os.ftruncate(output, len(header) + data_nbytes(plan.tensors))
+            for tensor, offset in zip(plan.tensors, tensor_offsets(plan.tensors), strict=True):
+                _write_at(output, tensor.constant, len(header) + offset)
+            _run(jobs, lambda: _Worker(output, quantizer), threads, progress)
+            os.fsync(output)
+        finally:
+            os.close(output)
+    except OSError as error:
+        raise ResourceError(
+            f"{path}: cannot be written ({error.strerror})", "free some space, or choose another -o"
+        ) from error
+
+
+def _slabs(plan: ConvertPlan, data_offset: int) -> Iterator[Slab]:
+    for tensor, offset in zip(plan.tensors, tensor_offsets(plan.tensors), strict=True):
+        out_offset = data_offset + offset
+        # A vector is a column of rows of one element: its elements are what a transform reorders.
+        row_length = tensor.shape[0] if len(tensor.shape) > 1 else 1
+        group = tensor.transform.rows_per_group if tensor.transform else 1
+        rows_per_slab = max(SLAB_ELEMENTS // row_length // group, 1) * group
+        out_row_nbytes = tensor.type.row_nbytes(row_length)
+        for source in tensor.sources:
+            n_rows = source.nbytes // _ITEM_NBYTES[source.dtype] // row_length
+            for row0 in range(0, n_rows, rows_per_slab):
+                rows = min(rows_per_slab, n_rows - row0)
+                yield Slab(tensor, source, row0, rows, row_length, out_offset, rows * out_row_nbytes)
+                out_offset += rows * out_row_nbytes
+
+
+def _run(
+    jobs: Iterator[Slab], make_worker: Callable[[], _Worker], threads: int, progress: Callable[[int], None]
+) -> None:
+    lock, stop = threading.Lock(), threading.Event()
+
+    def work() -> None:
+        worker = make_worker()
+        try:
+            while not stop.is_set():
+                with lock:
+                    slab = next(jobs, None)
+                if slab is None:
+                    return
+                worker.do(slab)
+                with lock:
+                    progress(slab.n_rows * slab.row_length * _ITEM_NBYTES[slab.source.dtype])
+        finally:
+            worker.close()
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="convert") as pool:
+        futures = [pool.submit(work) for _ in range(threads)]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            stop.set()
+    for future in futures:
+        future.result()
+
+
+_ITEM_NBYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_RAW: dict[str, np.dtype[Any]] = {"F32": np.dtype("<u4"), "F16": np.dtype("<u2"), "BF16": np.dtype("<u2")}
+# The bits of a positive infinity; without the sign bit, every NaN lies above it and every number below.
+_INFINITY = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
+_MAGNITUDE = {"F32": np.uint32(0x7FFFFFFF), "F16": np.uint16(0x7FFF), "BF16": np.uint16(0x7FFF)}
+_MAX_F16 = 65504.0
+
+
+class _Worker:
+    """One thread's buffers and open file."""
+
+    def __init__(self, output: int, quantizer: Quantizer) -> None:
+        self._output = output
+        self._quantizer = quantizer
+        self._raw = np.empty(0, np.uint8)
+        self._wide = np.empty(0, np.float32)
+        self._out = np.empty(0, np.uint8)
+        self._path: Path | None = None
+        self._input = -1
+
+    def close(self) -> None:
+        if self._input >= 0:
+            os.close(self._input)
+
+    def do(self, slab: Slab) -> None:
+        raw = self._read(slab)
+        _check_finite(slab, raw)
+        if slab.tensor.type == _SAME.get(slab.source.dtype):
+            _write_at(self._output, self._reordered(slab, raw), slab.out_offset)
+            return
+        rows = self._widened(slab, raw)
+        if slab.tensor.type is GGMLType.F16:
+            _check_f16_range(slab, rows)
+        out = self._out = _at_least(self._out, slab.out_nbytes)
+        out = out[: slab.out_nbytes]
+        self._quantizer.quantize(slab.tensor.type, rows, out)
+        _write_at(self._output, out, slab.out_offset)
+
+    def _read(self, slab: Slab) -> NDArray[Any]:
+        """The slab's bits, shape `(rows, row length)`, as unsigned integers."""
+        source = slab.source
+        if source.path != self._path:
+            self.close()
+            self._input = os.open(source.path, os.O_RDONLY)
+            self._path = source.path
+        item = _ITEM_NBYTES[source.dtype]
+        nbytes = slab.n_rows * slab.row_length * item
+        self._raw = _at_least(self._raw, nbytes)
+        view, done = self._raw[:nbytes].data, 0
+        while done < nbytes:
+            got = os.preadv(self._input, [view[done:]], source.offset + slab.row0 * slab.row_length * item + done)
+            if got == 0:
+                raise UnusableInputError(
+                    f"{source.path}: ends inside tensor {source.name}", "was it changed meanwhile?"
+                )
+            done += got
+        raw: NDArray[Any] = self._raw[:nbytes].view(_RAW[source.dtype])
+        return raw.reshape(slab.n_rows, slab.row_length)
+
+    def _reordered(self, slab: Slab, raw: NDArray[Any]) -> NDArray[Any]:
+        transform = slab.tensor.transform
+        return raw if transform is None else np.ascontiguousarray(transform.view(raw))
+
+    def _widened(self, slab: Slab, raw: NDArray[Any]) -> NDArray[np.float32]:
+        """The slab's rows in their new order, as F32."""
+        transform = slab.tensor.transform
+        view = raw if transform is None else transform.view(raw)
+        self._wide = _at_least(self._wide, raw.size)
+        wide = self._wide[: raw.size]
+        target = wide.reshape(view.shape)
+        match slab.source.dtype:
+            case "BF16":
+                np.left_shift(view, 16, out=target.view(np.uint32), dtype=np.uint32)
+            case "F16":
+                np.copyto(target, view.view(np.float16))
+            case _:
+                np.copyto(target, view.view(np.float32))
+        return wide.reshape(raw.shape)
+
+
+_SAME = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
+
+
+def _at_least(buffer: NDArray[Any], size: int) -> NDArray[Any]:
+    return buffer if buffer.size >= size else np.empty(size, buffer.dtype)
+
+
+def _check_finite(slab: Slab, raw: NDArray[Any]) -> None:
+    # The quantizers let many a NaN pass, and every one spoils a whole block.
+    infinity = _INFINITY[slab.source.dtype]
+    magnitude = raw & _MAGNITUDE[slab.source.dtype]
+    if int(magnitude.max(initial=0)) < infinity:
+        return
+    row = int((magnitude >= infinity).any(axis=1).argmax())
+    kind = "NaN" if int(magnitude[row].max()) > infinity else "an infinite value"
+    raise UnusableInputError(
+        f"{slab.source.path}: tensor {slab.source.name} has {kind} in row {slab.row0 + row}",
+        "the weights are broken: get them again, or the checkpoint of another training step",
+    )
+
+
+def _check_f16_range(slab: Slab, rows: NDArray[np.float32]) -> None:
+    largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0)))
+    if largest > _MAX_F16:
+        row = int((np.abs(rows) > _MAX_F16).any(axis=1).argmax())
+        raise UnusableInputError(
+            f"tensor {slab.tensor.name} has values up to {largest:.3g} near row {slab.row0 + row}, too large for F16",
+            "use -t BF16",
+        )
+
+
+def _write_at(descriptor: int, data: Any, offset: int) -> None:
+    view = memoryview(data).cast("B")
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written

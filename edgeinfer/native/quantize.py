@@ -1,0 +1,59 @@
+"""ggml's quantizers: F32 rows to the bytes of a tensor type (ggml/src/ggml-quants.c)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeinfer.ggml_types import GGMLType
+
+
+@cache
+def _ggml() -> ctypes.CDLL:
+    """libggml-base, which the bindings load but do not wrap."""
+    from edgeinfer.native.library import llama  # loads the library: not before something is to be quantized
+
+    folder = Path(llama.__file__).parent / "lib"
+    names = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll", "libggml-base.dll")
+    library = ctypes.CDLL(str(next(folder / name for name in names if (folder / name).exists())))
+    library.ggml_quantize_init.argtypes = [ctypes.c_int]
+    library.ggml_quantize_init.restype = None
+    library.ggml_quantize_chunk.argtypes = [
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        *[ctypes.c_int64] * 3,
+        ctypes.c_void_p,
+    ]
+    library.ggml_quantize_chunk.restype = ctypes.c_size_t
+    library.ggml_validate_row_data.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
+    library.ggml_validate_row_data.restype = ctypes.c_bool
+    return library
+
+
+class GGMLQuantizer:
+    """Implements `types.Quantizer`. ctypes releases the GIL, so that threads run side by side."""
+
+    def prepare(self, types: Iterable[int]) -> None:
+        """Build the grids that the IQ types look up; not safe while other threads quantize."""
+        for ggml_type in set(types):
+            _ggml().ggml_quantize_init(ggml_type)
+
+    def quantize(self, ggml_type: int, rows: NDArray[np.float32], out: NDArray[np.uint8]) -> None:
+        """Quantize `rows`, shape `(n, row length)`, into `out`; both C-contiguous, all values finite."""
+        n_rows, length = rows.shape
+        expected = GGMLType(ggml_type).row_nbytes(length) * n_rows
+        if not (rows.flags.c_contiguous and out.flags.c_contiguous and rows.dtype == np.float32):
+            raise ValueError("the quantizer needs contiguous float32 rows")
+        if out.nbytes != expected:
+            raise ValueError(f"{n_rows} rows of {length} need {expected} bytes, not {out.nbytes}")
+        _ggml().ggml_quantize_chunk(ggml_type, rows.ctypes.data, out.ctypes.data, 0, n_rows, length, None)
+
+    def is_valid(self, ggml_type: int, data: NDArray[np.uint8]) -> bool:
+        """Whether whole blocks of `data` hold nothing that is NaN or infinite (in their scales)."""
+        return bool(_ggml().ggml_validate_row_data(ggml_type, data.ctypes.data, data.nbytes))
