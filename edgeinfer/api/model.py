@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from edgeinfer.errors import NotFoundError, UnusableInputError
+from edgeinfer.errors import NotFoundError, UnusableInputError, UsageError
 from edgeinfer.gguf_file.header import Header, read_header
 from edgeinfer.native import library
 from edgeinfer.native.context import NativeBackend
@@ -28,8 +29,20 @@ from edgeinfer.types import Answer, Tokens
 
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
-# A model's own recommendations (general.sampling.*), by the names that are theirs, to the names that are ours.
-_SAMPLING_KEYS = {"temp": "temperature", "penalty_last_n": "repeat_last_n", "penalty_repeat": "repeat_penalty"}
+# A file's recommendations (general.sampling.*, src/llama-arch.cpp) by their name there and ours.
+_SAMPLING_KEYS = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
+    "penalty_last_n": "repeat_last_n",
+    "penalty_repeat": "repeat_penalty",
+    "mirostat": "mirostat",
+    "mirostat_tau": "mirostat_tau",
+    "mirostat_eta": "mirostat_eta",
+}
 
 
 def resolve(model: str | Path) -> Path:
@@ -194,14 +207,10 @@ def _check_shards(header: Header) -> None:
 def _recommended_sampling(header: Header) -> SamplingParams:
     """llama.cpp's defaults with the file's `general.sampling.*` over them; values that cannot be are ignored."""
     params = SamplingParams()
-    known = {field.name for field in fields(SamplingParams)}
-    for key in header.metadata:
-        if not key.startswith("general.sampling."):
+    for key, name in _SAMPLING_KEYS.items():
+        value = header.metadata.number(f"general.sampling.{key}")
+        if value is None:
             continue
-        name = key.removeprefix("general.sampling.")
-        name = _SAMPLING_KEYS.get(name, name)
-        value = header.metadata.number(key)
-        if name in known and value is not None:
-            kind = type(getattr(params, name))
-            params = replace(params, **{name: kind(value)})
+        with contextlib.suppress(UsageError, ValueError, OverflowError):
+            params = replace(params, **{name: type(getattr(params, name))(value)})
     return params

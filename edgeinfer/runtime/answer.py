@@ -66,6 +66,12 @@ class AnswerStream:
             raise EdgeinferError("the answer is not there before its stream has ended")
         return self._answer
 
+    def cancel(self) -> None:
+        """End the request now; `answer` is what there is of it. Does nothing when it has ended."""
+        if self._answer is None:
+            self._engine.cancel(self._generation.request.id)
+            self._answer = self._assemble("interrupted")
+
     @property
     def tokens(self) -> list[int]:
         """The answer's tokens so far, with the end token if there was one."""
@@ -75,7 +81,6 @@ class AnswerStream:
         """Run the engine until this request ends."""
         generation, vocabulary = self._generation, self._vocabulary
         seen = generation.prompt_tokens
-        reason: FinishReason = "interrupted"
         try:
             while not self._text.stopped:
                 for token in generation.tokens[seen:]:
@@ -85,11 +90,11 @@ class AnswerStream:
                     break
                 self._engine.step()
             rest = self._text.finish()
-            reason = "stop" if self._text.stopped else generation.finish_reason or "stop"
             yield from self._show(rest)
+            self._engine.cancel(generation.request.id)  # a stop string ends the text, and the engine knows no text
+            self._answer = self._assemble("stop" if self._text.stopped else generation.finish_reason or "stop")
         finally:
-            self._engine.cancel(generation.request.id)
-            self._answer = self._assemble(reason)
+            self.cancel()
 
     def _show(self, text: str) -> Iterator[str]:
         if text:

@@ -152,8 +152,21 @@ def test_a_turn_that_does_not_fit_is_not_part_of_the_chat():
     assert len(session.messages) == 5
 
 
-def test_a_reset_forgets_the_conversation():
+def test_clearing_forgets_the_conversation_and_keeps_the_system_prompt():
     session = chat(engine(), Ascii())
     list(session.ask("hello"))
-    session.reset("be long")
+    session.clear()
+    assert session.messages == [{"role": "system", "content": "be brief"}]
+    session.clear("be long")
     assert session.messages == [{"role": "system", "content": "be long"}]
+    session.clear("")
+    assert session.messages == []
+
+
+def test_an_answer_that_nobody_reads_is_empty_and_ends():
+    work = engine()
+    session = chat(work, Ascii())
+    session.ask("hello")
+    list(session.ask("are you there?"))
+    assert [m["content"] for m in session.messages][1:4] == ["hello", "", "are you there?"]
+    assert not work.has_work
