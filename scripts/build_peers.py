@@ -35,8 +35,8 @@ CMAKE_OPTIONS = (
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_UI=OFF",
 )
-# What convert_hf_to_gguf.py imports; torch without a version would not be the one that was tried.
-CONVERT_REQUIREMENTS = ("torch==2.13.0", "transformers", "sentencepiece", "protobuf", "safetensors")
+# What convert_hf_to_gguf.py imports, at the version of transformers that its own requirements pin.
+CONVERT_REQUIREMENTS = ("torch==2.13.0", "transformers==4.57.6", "sentencepiece", "protobuf", "safetensors")
 
 
 @dataclass(frozen=True, slots=True)
