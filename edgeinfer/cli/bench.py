@@ -18,7 +18,7 @@ _FORMATS = ("md", "json", "jsonl", "csv", "sql")
 
 
 def command(
-    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="One or more .gguf files.")],
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help=".gguf files, or directories with one.")],
     n_prompt: Annotated[str, typer.Option("-p", "--n-prompt", help="Prompt lengths, comma-separated.")] = "512",
     n_gen: Annotated[str, typer.Option("-n", "--n-gen", help="Generation lengths.")] = "128",
     n_depth: Annotated[str, typer.Option("-d", "--n-depth", help="Tokens that are there before, untimed.")] = "0",
