@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from edgeinfer.errors import NotFoundError, UnusableInputError
-from edgeinfer.gguf_file.header import Header, read_header
+import numpy as np
+
+from edgeinfer.api.files import checked_header, resolve
+from edgeinfer.errors import UsageError
+from edgeinfer.gguf_file.header import Header
 from edgeinfer.native import library
 from edgeinfer.native.context import NativeBackend
 from edgeinfer.native.model import NativeModel
@@ -24,25 +27,20 @@ from edgeinfer.runtime.session import ChatSession
 from edgeinfer.runtime.template import ChatTemplate, Message
 from edgeinfer.types import Answer, Tokens
 
-_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-
-# A model's own recommendations (general.sampling.*), by the names that are theirs, to the names that are ours.
-_SAMPLING_KEYS = {"temp": "temperature", "penalty_last_n": "repeat_last_n", "penalty_repeat": "repeat_penalty"}
-
-
-def resolve(model: str | Path) -> Path:
-    """The file that MODEL names: a `.gguf` (a split's first shard) or a directory with one. Raises NotFoundError."""
-    path = Path(model)
-    if not path.exists():
-        raise NotFoundError(f"{path}: no such model", "give a path to a .gguf file, or to a directory with one")
-    if not path.is_dir():
-        return path
-    found = sorted(path.glob("*.gguf"))
-    firsts = [f for f in found if not (shard := _SHARD.search(f.name)) or int(shard[1]) == 1]
-    if len(firsts) != 1:
-        names = ", ".join(f.name for f in firsts) or "none"
-        raise NotFoundError(f"{path}: not one .gguf file in this directory ({names})", "name the file")
-    return firsts[0]
+# A file's recommendations (general.sampling.*, src/llama-arch.cpp) by their name there and ours.
+_SAMPLING_KEYS = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
+    "penalty_last_n": "repeat_last_n",
+    "penalty_repeat": "repeat_penalty",
+    "mirostat": "mirostat",
+    "mirostat_tau": "mirostat_tau",
+    "mirostat_eta": "mirostat_eta",
+}
 
 
 def load(
@@ -56,8 +54,7 @@ def load(
     started_s = time.perf_counter()
     library.set_verbose(verbose)
     path = resolve(model)
-    header = read_header(path)
-    _check_shards(header)
+    header = checked_header(path)
     options = options or RuntimeOptions()
     native = NativeModel(path, mmap=options.mmap, mlock=options.mlock)
     try:
@@ -122,9 +119,10 @@ class Model:
         self, prompt: str | Sequence[Message] | Tokens, *, system: str | None = None, raw: bool = False
     ) -> Tokens:
         """The tokens that `stream` would run for a prompt."""
+        if isinstance(prompt, np.ndarray):
+            return prompt
         if not isinstance(prompt, str):
-            messages = [m for m in prompt if isinstance(m, dict)]
-            return chat_tokens(self.vocabulary, self.template, messages) if messages else prompt  # type: ignore
+            return chat_tokens(self.vocabulary, self.template, prompt)
         if raw or (self.template is None and system is None):
             return raw_tokens(self.vocabulary, prompt)
         messages = [{"role": "system", "content": system}] if system else []
@@ -170,35 +168,13 @@ class Model:
         return ChatTemplate(source, bos=bos, eos=eos) if source else None
 
 
-def _check_shards(header: Header) -> None:
-    """A split model's first file must be given, and all its files must be sound."""
-    count = header.metadata.number("split.count", 0)
-    if count <= 1:
-        return
-    path = header.path
-    match = _SHARD.search(path.name)
-    if match is None or int(match[2]) != count:
-        raise UnusableInputError(
-            f"{path}: one of {count} shards, but not named like one", f"NAME-00001-of-{count:05}.gguf"
-        )
-    names = [f"{path.name[: match.start()]}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
-    if int(match[1]) != 1:
-        raise UnusableInputError(f"{path}: shard {int(match[1])} of {count}", f"give the first shard, {names[0]}")
-    for name in names[1:]:
-        read_header(path.with_name(name))
-
-
 def _recommended_sampling(header: Header) -> SamplingParams:
     """llama.cpp's defaults with the file's `general.sampling.*` over them; values that cannot be are ignored."""
     params = SamplingParams()
-    known = {field.name for field in fields(SamplingParams)}
-    for key in header.metadata:
-        if not key.startswith("general.sampling."):
+    for key, name in _SAMPLING_KEYS.items():
+        value = header.metadata.number(f"general.sampling.{key}")
+        if value is None:
             continue
-        name = key.removeprefix("general.sampling.")
-        name = _SAMPLING_KEYS.get(name, name)
-        value = header.metadata.number(key)
-        if name in known and value is not None:
-            kind = type(getattr(params, name))
-            params = replace(params, **{name: kind(value)})
+        with contextlib.suppress(UsageError, ValueError, OverflowError):
+            params = replace(params, **{name: type(getattr(params, name))(value)})
     return params

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Sequence
 
 from edgeinfer.api.model import Model
@@ -48,13 +47,13 @@ def run(
         if line == "/bye":
             return
         try:
-            system = _turn(model, session, line, system)
+            leaving = _turn(model, session, line)
         except EdgeinferError as error:
             console.note(f"error: {error.message}" + (f" ({error.hint})" if error.hint else ""))
 
 
-def _turn(model: Model, session: ChatSession, line: str, system: str | None) -> str | None:
-    """Do what a line says; returns the system prompt that is in force afterwards."""
+def _turn(model: Model, session: ChatSession, line: str) -> bool:
+    """Do what a line says; returns whether Ctrl-C ended it."""
     command, _, argument = line.partition(" ")
     match command:
         case "":
@@ -62,23 +61,24 @@ def _turn(model: Model, session: ChatSession, line: str, system: str | None) -> 
         case "/help" | "/?":
             console.note(_HELP)
         case "/clear":
-            session.reset(system)
+            session.clear()
         case "/system":
-            system = argument.strip() or None
-            session.reset(system)
+            session.clear(system=argument.strip())
         case "/regen":
-            _show(model, session.regenerate)
+            return _show(model, session.regenerate)
         case _ if command.startswith("/"):
             console.note(f"{command} is not a command; /help lists them")
         case _:
-            _show(model, lambda: session.ask(line))
-    return system
+            return _show(model, lambda: session.ask(line))
+    return False
 
 
-def _show(model: Model, start: Callable[[], AnswerStream]) -> None:
+def _show(model: Model, start: Callable[[], AnswerStream]) -> bool:
+    """Print an answer while it comes; returns whether Ctrl-C ended it."""
     output = console.Stream()
     with on_interrupt(model.interrupt):
-        for piece in start():
+        stream = start()
+        for piece in stream:
             output.write(piece)
     output.end()
-    sys.stdout.flush()
+    return stream.answer.finish_reason == "interrupted"

@@ -81,6 +81,16 @@ def note(text: str) -> None:
         sys.stderr.flush()
 
 
+def leave(code: int) -> NoReturn:
+    """Exit at once, when all the work is done: to free a loaded vocabulary piece by piece takes 50 ms.
+
+    The operating system takes the memory back in one go.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def fail(error: EdgeinferError, *, as_json: bool = False) -> NoReturn:
     """Report an error as the contract has it, and exit with its code."""
     if as_json:

@@ -103,10 +103,10 @@ def _progress_bar() -> Iterator[Callable[[int, int], None]]:
 
 
 def _summarize(converted: Converted) -> None:
+    size = f"{table.size(converted.bytes)} as {converted.type}, {converted.bits_per_weight:.2f} bits per weight"
+    state = "verified" if converted.verified else "not verified"
     console.note(
-        f"{converted.architecture}, {converted.parameters:,} parameters: "
-        f"{table.size(converted.bytes)} as {converted.type}, {converted.bits_per_weight:.2f} bits per weight, "
-        f"{converted.seconds:.1f} s, " + ("verified" if converted.verified else "not verified")
+        f"{converted.architecture}, {converted.parameters:,} parameters: {size}, {converted.seconds:.1f} s, {state}"
     )
     if converted.fallbacks:
         console.note(f"note: {_fallback_text([(f.wanted, f.got) for f in converted.fallbacks], converted.tensors)}")

@@ -138,19 +138,18 @@ def command(
     if text is None and (raw or as_json or not sys.stdout.isatty()):
         raise UsageError("there is no prompt", "give PROMPT, -f FILE or piped input")
 
-    with _load(model, options, verbose=verbose, as_json=as_json) as loaded:
-        if options.ctx_size and options.ctx_size > loaded.native.n_ctx_train:
-            console.note(
-                f"note: -c {options.ctx_size} exceeds the training context of {loaded.native.n_ctx_train} tokens"
-            )
-        params = dataclasses.replace(loaded.sampling, **flags)
-        if text is None:
-            from edgeinfer.cli import chat
+    loaded = _load(model, options, verbose=verbose, as_json=as_json)
+    if options.ctx_size and options.ctx_size > loaded.native.n_ctx_train:
+        console.note(f"note: -c {options.ctx_size} exceeds the training context of {loaded.native.n_ctx_train} tokens")
+    params = dataclasses.replace(loaded.sampling, **flags)
+    if text is None:
+        from edgeinfer.cli import chat
 
-            chat.run(loaded, system=system, params=params, max_tokens=max_tokens, stop=stop or ())
-            return
-        stream = loaded.stream(text, system=system, raw=raw, params=params, max_tokens=max_tokens, stop=stop or ())
-        _show(loaded, stream, as_json=as_json)
+        chat.run(loaded, system=system, params=params, max_tokens=max_tokens, stop=stop or ())
+        console.leave(0)
+    stream = loaded.stream(text, system=system, raw=raw, params=params, max_tokens=max_tokens, stop=stop or ())
+    _show(loaded, stream, as_json=as_json)
+    console.leave(InterruptedByUser.exit_code if stream.answer.finish_reason == "interrupted" else 0)
 
 
 def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> None:
@@ -164,8 +163,6 @@ def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> None:
         console.result_json(dataclasses.asdict(stream.answer))
     else:
         output.end()
-    if stream.answer.finish_reason == "interrupted":
-        raise SystemExit(InterruptedByUser.exit_code)
 
 
 def _load(model: str, options: RuntimeOptions, *, verbose: bool, as_json: bool) -> Model:

@@ -15,7 +15,7 @@ from typing import Any
 
 from edgeinfer.errors import ResourceError
 
-_WARNING, _ERROR, _CONTINUATION = 2, 3, 5  # enum ggml_log_level
+_ERROR, _CONTINUATION = 4, 5  # enum ggml_log_level
 _MAX_ERRORS = 16
 
 

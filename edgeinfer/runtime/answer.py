@@ -66,6 +66,12 @@ class AnswerStream:
             raise EdgeinferError("the answer is not there before its stream has ended")
         return self._answer
 
+    def cancel(self) -> None:
+        """End the request now; `answer` is what there is of it. Does nothing when it has ended."""
+        if self._answer is None:
+            self._engine.cancel(self._generation.request.id)
+            self._answer = self._assemble("interrupted")
+
     @property
     def tokens(self) -> list[int]:
         """The answer's tokens so far, with the end token if there was one."""
@@ -75,19 +81,20 @@ class AnswerStream:
         """Run the engine until this request ends."""
         generation, vocabulary = self._generation, self._vocabulary
         seen = generation.prompt_tokens
-        reason: FinishReason = "interrupted"
         try:
-            while generation.finish_reason is None and not self._text.stopped:
-                self._engine.step()
+            while not self._text.stopped:
                 for token in generation.tokens[seen:]:
                     seen += 1
                     yield from self._show(self._text.feed(vocabulary.piece(token)))
+                if generation.finish_reason is not None:
+                    break
+                self._engine.step()
             rest = self._text.finish()
-            reason = "stop" if self._text.stopped else generation.finish_reason or "stop"
             yield from self._show(rest)
+            self._engine.cancel(generation.request.id)  # a stop string ends the text, and the engine knows no text
+            self._answer = self._assemble("stop" if self._text.stopped else generation.finish_reason or "stop")
         finally:
-            self._engine.cancel(generation.request.id)
-            self._answer = self._assemble(reason)
+            self.cancel()
 
     def _show(self, text: str) -> Iterator[str]:
         if text:

@@ -31,13 +31,14 @@ class ChatSession:
         self._start = start
         self._vocabulary = vocabulary
         self._template = template
+        self._system = system or ""
         self._messages: list[dict[str, str]] = []
         self._stream: AnswerStream | None = None
         self._prompt_text = ""
         self._prompt_tokens = np.empty(0, np.int32)
         self._history_text = ""
         self._history_tokens = np.empty(0, np.int32)
-        self.reset(system)
+        self.clear()
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -45,10 +46,12 @@ class ChatSession:
         self._settle()
         return [dict(message) for message in self._messages]
 
-    def reset(self, system: str | None = None) -> None:
-        """Begin anew, with another system prompt or none."""
+    def clear(self, system: str | None = None) -> None:
+        """Begin anew, with another system prompt if one is given ("" for none)."""
         self._stream = None
-        self._messages = [{"role": "system", "content": system}] if system else []
+        if system is not None:
+            self._system = system
+        self._messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def ask(self, text: str) -> AnswerStream:
         """Say something; iterate over the result for the answer. An answer that is cut short counts as far as it got.
@@ -88,6 +91,7 @@ class ChatSession:
         stream, self._stream = self._stream, None
         if stream is None:
             return
+        stream.cancel()  # if nobody read it to its end
         text = stream.answer.text
         self._messages.append({"role": "assistant", "content": text})
         tokens = [t for t in stream.tokens if t not in self._vocabulary.end_tokens]

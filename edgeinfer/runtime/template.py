@@ -63,9 +63,8 @@ class ChatTemplate:
 
 
 def preload() -> None:
-    """Import what rendering needs, while something else is waited for."""
-    import jinja2.ext
-    import jinja2.sandbox  # noqa: F401
+    """Import what rendering needs and render something, so that the next render finds everything warm."""
+    _render("{% if true %}{{ eos_token }}{% endif %}", {})
 
 
 def _render(source: str, context: dict[str, Any]) -> str:

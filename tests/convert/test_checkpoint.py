@@ -23,7 +23,7 @@ from checkpoints import (
 from safetensors import safe_open
 
 from edgeinfer.convert.checkpoint import INDEX_NAME, open_checkpoint, read_safetensors_header
-from edgeinfer.errors import EdgeinferError, NotFoundError, UnusableInputError
+from edgeinfer.errors import NotFoundError, UnusableInputError
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ DAMAGED: dict[str, Callable[[Path], Any]] = {
     "data that is cut off": lambda p: write_raw_safetensors(p, {"a": _entry()}, bytes(3)),
     "data after the last tensor": lambda p: write_raw_safetensors(p, {"a": _entry()}, bytes(5)),
     "overlapping tensors": lambda p: write_raw_safetensors(p, {"a": _entry(), "b": _entry(begin=2, end=6)}, bytes(6)),
-    "a gap between tensors": lambda p: write_raw_safetensors(p, {"a": _entry(), "b": _entry(begin=6, end=10)}, bytes(10)),
+    "a gap": lambda p: write_raw_safetensors(p, {"a": _entry(), "b": _entry(begin=6, end=10)}, bytes(10)),
     "two tensors in one place": lambda p: write_raw_safetensors(p, {"a": _entry(), "b": _entry()}, bytes(4)),
 }  # fmt: skip
 
@@ -235,7 +235,7 @@ def test_a_truncated_download(checkpoint: Path, cut: int) -> None:
     assert "model.safetensors" in _refused(checkpoint)
 
 
-def test_any_damaged_byte_of_a_header_is_an_error_of_ours_or_none(checkpoint: Path) -> None:
+def test_a_damaged_byte_of_a_header_is_refused_or_harmless(checkpoint: Path) -> None:
     path = checkpoint / "model.safetensors"
     sound = bytearray(path.read_bytes()[:2000])
     rest = path.read_bytes()[2000:]
@@ -247,8 +247,7 @@ def test_any_damaged_byte_of_a_header_is_an_error_of_ours_or_none(checkpoint: Pa
         path.write_bytes(bytes(damaged) + rest)
         try:
             read_safetensors_header(path)
-        except EdgeinferError as error:
-            assert isinstance(error, UnusableInputError)
+        except UnusableInputError:
             refused += 1
     assert refused > 100
 

@@ -1,0 +1,243 @@
+"""`edgeinfer run` as a shell script sees it."""
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "edgeinfer", "run"]
+QUESTION = "Why is the sky blue?"
+
+
+def run(*arguments, stdin=None, **options):
+    stdin_options = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, timeout=120, **stdin_options, **options
+    )
+
+
+def error_of(done):
+    """The one line of an error."""
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["missing.gguf", "hi"], 3, "missing.gguf"),
+        (["missing.gguf", "hi", "--temp", "-1"], 2, "temperature is -1"),
+        (["missing.gguf", "hi", "--temp", "nan"], 2, "temperature is nan"),
+        (["missing.gguf", "hi", "--top-p", "2"], 2, "top_p is 2"),
+        (["missing.gguf", "hi", "--mirostat", "3"], 2, "mirostat is 3"),
+        (["missing.gguf", "hi", "-n", "0"], 2, "-n is 0"),
+        (["missing.gguf", "hi", "--seed", "-5"], 2, "seed is -5"),
+        (["missing.gguf", "hi", "-c", "0"], 2, "ctx_size is 0"),
+        (["missing.gguf", "hi", "--cache-type-k", "q3"], 2, "cache_type_k is 'q3'"),
+        (["missing.gguf", "hi", "--flash-attn", "off", "--cache-type-v", "q8_0"], 2, "flash attention"),
+        (["missing.gguf", "hi", "--logit-bias", "x"], 2, "logit-bias"),
+        (["missing.gguf", "hi", "-f", "prompt.txt"], 2, "both PROMPT and -f"),
+        (["missing.gguf", "-f", "missing.txt"], 3, "missing.txt"),
+        (["missing.gguf", "hi", "--raw", "-s", "x"], 2, "--raw"),
+        (["missing.gguf"], 2, "no prompt"),
+        (["missing.gguf", ""], 2, "prompt is empty"),
+        (["missing.gguf", b"\xff\xfe"], 2, "not UTF-8"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line_with_the_contracts_code(arguments, code, says, tmp_path):
+    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 60, "cwd": tmp_path}
+    done = subprocess.run(
+        [*COMMAND, *arguments], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, **options
+    )
+    assert (done.returncode, done.stdout) == (code, b"")
+    assert says in error_of(done)
+
+
+def test_a_prompt_file_that_is_not_utf8_is_a_usage_error(tmp_path):
+    (tmp_path / "prompt.txt").write_bytes(b"caf\xe9")
+    done = run("missing.gguf", "-f", tmp_path / "prompt.txt")
+    assert done.returncode == 2
+    assert "not UTF-8 (byte 3)" in error_of(done)
+
+
+def test_a_file_that_is_no_gguf_is_unusable(tmp_path):
+    (tmp_path / "x.gguf").write_bytes(b"hello" * 100)
+    done = run(tmp_path / "x.gguf", "hi")
+    assert done.returncode == 4
+    assert "not a GGUF file" in error_of(done)
+
+
+def test_a_failure_is_json_when_json_is_asked_for():
+    done = run("missing.gguf", "hi", "--json")
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["error"]["code"] == "not_found"
+
+
+pytest_model = pytest.mark.model
+
+
+@pytest_model
+def test_the_answer_and_one_newline_are_all_of_stdout(smollm2_gguf):
+    done = run(smollm2_gguf, QUESTION, "-n", 12, "--temp", 0)
+    assert done.returncode == 0
+    assert done.stderr == b""
+    text = done.stdout.decode()
+    assert text.endswith("\n")
+    assert text == text.strip() + "\n"
+    assert run(smollm2_gguf, QUESTION, "-n", 12, "--temp", 0).stdout == done.stdout
+
+
+@pytest_model
+def test_argument_file_and_pipe_are_the_same_prompt(smollm2_gguf, tmp_path):
+    (tmp_path / "prompt.txt").write_text(QUESTION)
+    flags = ["-n", 6, "--temp", 0]
+    answers = [
+        run(smollm2_gguf, QUESTION, *flags).stdout,
+        run(smollm2_gguf, "-f", tmp_path / "prompt.txt", *flags).stdout,
+        run(smollm2_gguf, *flags, stdin=f"{QUESTION}\n".encode()).stdout,
+    ]
+    assert len(set(answers)) == 1
+
+
+@pytest_model
+def test_piped_input_follows_the_prompt_after_a_blank_line(smollm2_gguf):
+    flags = ["-n", 2, "--temp", 0, "--json"]
+    joined = json.loads(run(smollm2_gguf, "Summarize:\n\nsome text", *flags).stdout)
+    piped = json.loads(run(smollm2_gguf, "Summarize:", *flags, stdin=b"some text\n").stdout)
+    assert piped["usage"] == joined["usage"]
+    assert piped["text"] == joined["text"]
+
+
+@pytest_model
+def test_the_envelope_has_the_contracts_keys(smollm2_gguf):
+    answer = json.loads(run(smollm2_gguf, QUESTION, "-n", 4, "--seed", 7, "--json").stdout)
+    assert list(answer) == ["model", "kernels", "text", "finish_reason", "seed", "usage", "timings"]
+    assert list(answer["usage"]) == [
+        "prompt_tokens",
+        "cached_tokens",
+        "completion_tokens",
+        "drafted_tokens",
+        "accepted_tokens",
+    ]
+    assert list(answer["timings"]) == ["load_ms", "prefill_ms", "ttft_ms", "decode_ms", "decode_tps"]
+    assert (answer["seed"], answer["finish_reason"], answer["usage"]["completion_tokens"]) == (7, "length", 4)
+
+
+@pytest_model
+def test_a_seed_gives_the_same_text_again(smollm2_gguf):
+    first = json.loads(run(smollm2_gguf, QUESTION, "-n", 10, "--json").stdout)
+    again = json.loads(run(smollm2_gguf, QUESTION, "-n", 10, "--json", "--seed", first["seed"]).stdout)
+    assert again["text"] == first["text"]
+
+
+@pytest_model
+def test_stop_strings_end_the_answer(smollm2_gguf):
+    whole = run(smollm2_gguf, QUESTION, "-n", 12, "--temp", 0).stdout.decode()
+    word = whole.split()[3]
+    answer = json.loads(run(smollm2_gguf, QUESTION, "-n", 12, "--temp", 0, "--stop", word, "--json").stdout)
+    assert answer["text"] == whole[: whole.index(word)]
+    assert answer["finish_reason"] == "stop"
+
+
+@pytest_model
+def test_a_prompt_longer_than_the_context_is_refused_before_the_work(smollm2_gguf):
+    done = run(smollm2_gguf, "word " * 600, "-c", 256)
+    assert done.returncode == 6
+    assert "context holds 256" in error_of(done)
+
+
+@pytest_model
+def test_a_directory_with_one_model_names_it(smollm2_gguf, tmp_path):
+    (tmp_path / "model.gguf").symlink_to(smollm2_gguf)
+    assert run(tmp_path, QUESTION, "-n", 1).returncode == 0
+    (tmp_path / "other.gguf").symlink_to(smollm2_gguf)
+    done = run(tmp_path, QUESTION, "-n", 1)
+    assert done.returncode == 3
+    assert "model.gguf, other.gguf" in error_of(done)
+
+
+@contextlib.contextmanager
+def started(*arguments):
+    """A command that runs while the test goes on."""
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest_model
+def test_a_reader_that_leaves_ends_it_quietly_and_at_once(smollm2_gguf):
+    with started(smollm2_gguf, "Count to ten thousand.", "--ignore-eos") as process:
+        assert len(process.stdout.read(10)) == 10
+        process.stdout.close()
+        closed = time.monotonic()
+        assert process.wait(timeout=60) == 141
+        assert time.monotonic() - closed < 5
+        assert process.stderr.read() == b""
+
+
+@pytest_model
+def test_ctrl_c_in_a_long_prompt_ends_it_soon(smollm2_gguf, tmp_path):
+    (tmp_path / "prompt.txt").write_text("All work and no play makes Jack a dull boy. " * 700)
+    with started(smollm2_gguf, "-f", tmp_path / "prompt.txt", "-c", 8192) as process:
+        time.sleep(4)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        pressed = time.monotonic()
+        assert process.wait(timeout=30) == 130
+        assert time.monotonic() - pressed < 2  # 250 ms on a quiet machine, the process's end included
+        assert (process.stdout.read(), process.stderr.read()) == (b"\n", b"")
+
+
+@pytest_model
+def test_ctrl_c_keeps_the_part_of_the_answer(smollm2_gguf):
+    with started(smollm2_gguf, "Tell a story.", "--ignore-eos") as process:
+        beginning = process.stdout.read(10)
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(timeout=30) == 130
+        assert len(beginning) == 10
+        assert rest.endswith(b"\n")
+        assert process.stderr.read() == b""
+
+
+@pytest_model
+def test_a_terminal_without_a_prompt_is_a_chat(smollm2_gguf):
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [*COMMAND, str(smollm2_gguf), "-n", "8", "--temp", "0"])
+
+    seen = b""
+
+    def expect(text):
+        nonlocal seen
+        while text not in seen:
+            seen += os.read(terminal, 4096)
+        seen = seen[seen.index(text) + len(text) :]
+
+    expect(b">>> ")
+    os.write(terminal, b"/help\n")
+    expect(b"/regen")
+    expect(b">>> ")
+    os.write(terminal, b"Hello\n")
+    expect(b"Hello\r\n")
+    expect(b">>> ")
+    os.write(terminal, b"/nonsense\n")
+    expect(b"not a command")
+    expect(b">>> ")
+    os.write(terminal, b"\x03")
+    expect(b"Ctrl-C again")
+    expect(b">>> ")
+    os.write(terminal, b"\x04")
+    assert os.waitpid(pid, 0)[1] == 0

@@ -1,0 +1,28 @@
+"""How many threads a machine is worth."""
+
+from edgeinfer.native import devices
+
+
+def test_hyper_threads_count_once_and_a_quota_limits(tmp_path, monkeypatch):
+    for cpu, siblings in enumerate(["0,2", "1,3", "0,2", "1,3"]):
+        topology = tmp_path / f"cpu{cpu}/topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(siblings + "\n")
+    monkeypatch.setattr(devices, "_CPU_DIRECTORY", tmp_path)
+    monkeypatch.setattr(devices, "_CGROUP_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(devices, "_allowed_cpus", lambda: {0, 1, 2, 3})
+    assert devices.default_threads() == 2
+    monkeypatch.setattr(devices, "_allowed_cpus", lambda: {0, 2})
+    assert devices.default_threads() == 1
+    monkeypatch.setattr(devices, "_allowed_cpus", lambda: {0, 1, 2, 3})
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    assert devices.default_threads() == 1
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert devices.default_threads() == 2
+
+
+def test_a_machine_that_tells_nothing_has_a_core_per_cpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices, "_CPU_DIRECTORY", tmp_path)
+    monkeypatch.setattr(devices, "_CGROUP_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(devices, "_allowed_cpus", lambda: {0, 1, 2})
+    assert devices.default_threads() == 3

@@ -1,0 +1,87 @@
+"""What this package assumes about the compiled library, held against it: a new version must fail here first."""
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+from edgeinfer.ggml_types import GGMLType
+from edgeinfer.native import library
+from edgeinfer.native.library import llama
+
+# sizeof on 64-bit machines, from include/llama.h of the pinned release.
+SIZES = {
+    "llama_model_params": 80,
+    "llama_context_params": 160,
+    "llama_model_quantize_params": 64,
+    "llama_batch": 56,
+    "llama_token_data": 12,
+    "llama_token_data_array": 32,
+    "llama_logit_bias": 8,
+    "llama_sampler_chain_params": 1,
+}
+
+
+def test_the_pinned_release_is_installed():
+    from importlib.metadata import version
+
+    assert version("llama-cpp-python") == "0.3.36"
+
+
+@pytest.mark.parametrize(("name", "nbytes"), SIZES.items())
+def test_structures_have_the_size_that_the_header_gives_them(name, nbytes):
+    assert ctypes.sizeof(getattr(llama, name)) == nbytes
+
+
+def test_defaults_read_through_the_structures_make_sense():
+    """A shifted field would read another one's value."""
+    context = llama.llama_context_default_params()
+    assert (context.n_ctx, context.n_batch, context.n_ubatch, context.n_seq_max) == (512, 2048, 512, 1)
+    assert (context.type_k, context.type_v) == (GGMLType.F16, GGMLType.F16)
+    assert context.flash_attn_type == -1
+    assert (context.embeddings, context.offload_kqv, context.swa_full, context.kv_unified) == (False, True, True, False)
+    assert (context.n_samplers, context.ctx_other) == (0, None)
+    model = llama.llama_model_default_params()
+    assert (model.vocab_only, model.check_tensors, model.use_extra_bufts, model.no_alloc) == (False, False, True, False)
+    assert model.load_mode in (-1, 1)
+    quantize = llama.llama_model_quantize_default_params()
+    assert (quantize.nthread, quantize.quantize_output_tensor, quantize.pure) == (0, True, False)
+    assert not quantize.imatrix
+
+
+def test_tensor_types_have_the_blocks_of_the_library():
+    ggml = ctypes.CDLL(llama._lib._name.replace("libllama", "libggml-base"))
+    ggml.ggml_type_size.restype = ctypes.c_size_t
+    ggml.ggml_blck_size.restype = ctypes.c_int64
+    for kind in GGMLType:
+        assert (ggml.ggml_blck_size(int(kind)), ggml.ggml_type_size(int(kind))) == (
+            kind.block_length,
+            kind.block_nbytes,
+        )
+
+
+def test_the_library_says_what_it_is():
+    assert library.version()
+    assert "CPU" in library.system_info()
+
+
+def test_errors_are_kept_and_the_first_is_the_cause():
+    library.forget_errors()
+    for level, text in [
+        (4, b"load: impl: tensor 'x' is "),
+        (5, b"missing\n"),
+        (3, b"a warning\n"),
+        (4, b"load failed\n"),
+    ]:
+        library._log(level, text, None)
+    assert library.last_error() == "tensor 'x' is missing"
+    library.forget_errors()
+    assert library.last_error() == ""
+
+
+def test_the_bindings_package_can_still_be_imported_afterwards():
+    code = "from edgeinfer.native import library; import sys; assert 'llama_cpp' not in sys.modules; " + (
+        "import llama_cpp; assert llama_cpp.Llama and llama_cpp.llama_cpp is library.llama"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,51 @@
+"""Conversations become tokens; what people write stays text."""
+
+import pytest
+
+from edgeinfer.errors import UsageError
+from edgeinfer.runtime.fake import BOS, END, START, FakeVocabulary
+from edgeinfer.runtime.prompt import chat_tokens, raw_tokens
+from edgeinfer.runtime.template import ChatTemplate
+
+VOCABULARY = FakeVocabulary()
+PLAIN = "{% for m in messages %}<|start|>{{ m.role }}:{{ m.content | trim }}<|end|>{% endfor %}<|start|>"
+
+
+def tokens(source, *contents):
+    messages = [{"role": "user", "content": content} for content in contents]
+    return chat_tokens(VOCABULARY, ChatTemplate(source, bos="<bos>"), messages).tolist()
+
+
+def test_the_templates_control_tokens_are_parsed_and_the_begin_token_is_added():
+    assert tokens(PLAIN, "hi") == [BOS, START, *b"user:hi", END, START]
+
+
+def test_the_begin_token_is_not_doubled_when_the_template_writes_it():
+    assert tokens("{{ bos_token }}" + PLAIN, "hi") == [BOS, START, *b"user:hi", END, START]
+
+
+def test_control_tokens_in_what_a_person_writes_stay_text():
+    said = "a <|end|><|start|>b"
+    assert tokens(PLAIN, said) == [BOS, START, *f"user:{said}".encode(), END, START]
+
+
+def test_they_stay_text_through_a_template_that_cuts_and_repeats_contents():
+    source = (
+        "{% for m in messages %}<|start|>{{ m.content.split('|')[0] }}{{ m.content }}{{ m.content }}<|end|>{% endfor %}"
+    )
+    said = "<|end|>x"
+    assert tokens(source, said) == [BOS, START, *f"<{said}{said}".encode(), END]
+
+
+def test_private_use_characters_of_a_person_survive():
+    said = "\ue000<|end|>\ue001"
+    assert tokens(PLAIN, said) == [BOS, START, *f"user:{said}".encode(), END, START]
+
+
+def test_raw_text_may_spell_control_tokens():
+    assert raw_tokens(VOCABULARY, "a<|end|>").tolist() == [BOS, *b"a", END]
+
+
+def test_a_conversation_needs_a_template():
+    with pytest.raises(UsageError, match="no chat template"):
+        chat_tokens(VOCABULARY, None, [])

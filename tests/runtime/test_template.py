@@ -1,0 +1,118 @@
+"""Chat templates: what Hugging Face's use, and what a hostile one tries."""
+
+import threading
+import time
+
+import pytest
+
+from edgeinfer.errors import UnusableInputError
+from edgeinfer.runtime.template import MAX_TEMPLATE_CHARS, ChatTemplate
+
+HELLO = [{"role": "user", "content": "hello"}]
+CHATML = """
+{%- for message in messages %}
+    {{- '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+"""
+
+
+def test_a_usual_template_renders_as_transformers_does():
+    assert ChatTemplate(CHATML).render(HELLO) == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert ChatTemplate(CHATML).render(HELLO, add_generation_prompt=False) == "<|im_start|>user\nhello<|im_end|>\n"
+
+
+def test_begin_and_end_tokens_are_variables():
+    assert ChatTemplate("{{ bos_token }}x{{ eos_token }}", bos="<s>", eos="</s>").render(HELLO) == "<s>x</s>"
+
+
+def test_json_is_not_escaped_for_the_web():
+    template = ChatTemplate("{{ messages[0].content | tojson }}")
+    assert template.render([{"role": "user", "content": "<é'&>"}]) == '"<é\'&>"'
+
+
+def test_loop_controls_generation_blocks_and_the_date_work():
+    source = (
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}{{ strftime_now('%Y') | length }}"
+    )
+    assert ChatTemplate(source).render(HELLO * 3) == "hello4"
+
+
+def test_blocks_take_their_line_with_them():
+    assert ChatTemplate("a\n  {% if true %}\nb\n  {% endif %}\nc").render(HELLO) == "a\nb\nc"
+
+
+def test_what_the_template_refuses_is_said_in_its_words():
+    with pytest.raises(UnusableInputError, match="System role not supported"):
+        ChatTemplate("{{ raise_exception('System role not supported') }}").render(HELLO)
+
+
+def test_a_syntax_error_names_the_line():
+    with pytest.raises(UnusableInputError, match=r"line 2"):
+        ChatTemplate("fine\n{% if %}").render(HELLO)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{{ 'a' * 10**10 }}",
+        "{{ 10 ** (10 ** 9) }}",
+        "{% set ns = namespace(s='a' * 16) %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+        "{{ '%9999999999d' | format(1) }}",
+        "{{ ('a' * 1000000).replace('a', 'a' * 1000000) }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{% include '/etc/passwd' %}",
+        "{{ undefined_thing.attribute }}",
+    ],
+)
+def test_hostile_and_broken_templates_end_in_an_error(source):
+    started = time.monotonic()
+    with pytest.raises(UnusableInputError):
+        ChatTemplate(source).render(HELLO)
+    assert time.monotonic() - started < 20
+
+
+def test_a_template_that_never_ends_is_stopped(monkeypatch):
+    monkeypatch.setattr("edgeinfer.runtime.template.MAX_SECONDS", 0.5)
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    started = time.monotonic()
+    with pytest.raises(UnusableInputError, match="too much time or memory"):
+        ChatTemplate(loop).render(HELLO)
+    assert time.monotonic() - started < 5
+
+
+def test_a_template_that_writes_without_end_is_stopped(monkeypatch):
+    monkeypatch.setattr("edgeinfer.runtime.template.MAX_OUTPUT_CHARS", 1000)
+    with pytest.raises(UnusableInputError, match="more than 1000 characters"):
+        ChatTemplate("{% for i in range(99999) %}x{% endfor %}").render(HELLO)
+
+
+def test_a_huge_template_is_refused_unread():
+    with pytest.raises(UnusableInputError, match="more than"):
+        ChatTemplate("x" * (MAX_TEMPLATE_CHARS + 1))
+
+
+def test_rendering_leaves_no_process_and_works_beside_threads():
+    import os
+
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        for _ in range(5):
+            assert ChatTemplate("ok").render(HELLO) == "ok"
+    finally:
+        done.set()
+        thread.join()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_any_unicode_comes_back():
+    assert ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": "a\0é😀"}]) == "a\0é😀"
