@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +57,8 @@ def _model_name(checkpoint: Checkpoint) -> str:
     remembered = checkpoint.config.get("_name_or_path")
     if isinstance(remembered, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", remembered) and remembered[0] != ".":
         return remembered
-    return checkpoint.path.resolve().name or "model"
+    name = os.fsencode(checkpoint.path.resolve().name).decode("utf-8", "replace")  # need not be text
+    return name or "model"
 
 
 def _sampling(directory: Path) -> dict[str, Any]:
