@@ -53,7 +53,7 @@ def _model_name(checkpoint: Checkpoint) -> str:
     remembered = checkpoint.config.get("_name_or_path")
     if isinstance(remembered, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", remembered) and remembered[0] != ".":
         return remembered
-    return checkpoint.path.resolve().name or "model"
+    return checkpoint.path.absolute().name or "model"
 
 
 def _sampling(directory: Path) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def prepare(source: Path, output: Path | None, options: ConvertOptions) -> Plann
     architecture = lookup(checkpoint.config)
     tokenizer = load_tokenizer(checkpoint)
     plan = build(checkpoint, architecture, tokenizer.metadata, options)
-    name = re.sub(r"[^\w.-]", "-", source.resolve().name) or "model"
+    name = re.sub(r"[^\w.-]", "-", source.absolute().name) or "model"
     return Planned(checkpoint, tokenizer, plan, output or Path(f"{name}-{wanted.name}.gguf"))
 
 
