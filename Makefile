@@ -1,4 +1,5 @@
 # make demo: from checkpoint to answer. make test: every test. make check: what a change must pass. make models: fetch only.
+# make bench: the README's table, against llama.cpp's own tools (builds them first, takes half an hour).
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -6,7 +7,7 @@ INSTALLED := .venv/.installed
 # So that the commands that make shows are the commands that a person types.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test check models clean
+.PHONY: demo test check models bench clean
 .DEFAULT_GOAL := demo
 
 demo: models
@@ -25,6 +26,9 @@ check: $(INSTALLED)
 # SmolLM2-135M-Instruct and the checkpoint made of it, in $EDGEINFER_CACHE or ~/.cache/edgeinfer.
 models: $(INSTALLED)
 	@$(BIN)/python scripts/make_checkpoint.py smollm2 > /dev/null
+
+bench: models
+	@$(BIN)/python scripts/compare.py
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("edgeinfer needs Python 3.11 or newer: make PYTHON=/path/to/python3" if sys.version_info < (3, 11) else 0)'

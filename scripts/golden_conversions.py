@@ -71,13 +71,19 @@ def open_checkpoint(name: str, folder: Path) -> Path:
 
 def main() -> None:
     """Write the golden file."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", choices=CHECKPOINTS, action="append", help="leave the other checkpoints' data as it is"
+    )
+    names = parser.parse_args().only or CHECKPOINTS
     peers = build_peers.build()
-    golden: dict[str, Any] = {"library": llama_cpp.__version__, "checkpoints": {}}
-    for name in CHECKPOINTS:
+    for name in names:
         with tempfile.TemporaryDirectory() as scratch:
-            golden["checkpoints"][name] = _golden(name, Path(scratch), peers)
-    GOLDEN.write_text(json.dumps(golden, indent=1) + "\n", "utf-8")
+            found = _golden(name, Path(scratch), peers)
+        golden = json.loads(GOLDEN.read_text("utf-8")) if GOLDEN.exists() else {"checkpoints": {}}
+        golden["library"] = llama_cpp.__version__
+        golden["checkpoints"][name] = found
+        GOLDEN.write_text(json.dumps(golden, indent=1, sort_keys=True) + "\n", "utf-8")
     print(GOLDEN)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,8 +28,9 @@ from edgeinfer.cli import console
 from edgeinfer.errors import UnusableInputError, UsageError
 from edgeinfer.gguf_file.header import Header, TensorInfo, read_header
 
-# Part of the cached directory's name: raise it when what this script writes changes.
-REVISION = 1
+# Raise it when what this script writes changes: cached checkpoints are then made anew.
+REVISION = "1"
+REVISION_FILE = ".revision"
 DEFAULT_SHARD = "5G"
 SLAB_ELEMENTS = 1 << 20
 
@@ -50,9 +52,14 @@ _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 def cached_checkpoint(source: str, shard: str = DEFAULT_SHARD) -> Path:
     """The checkpoint made from `source` in the cache folder, made now unless it is there already."""
     path = fetch(source) if source in catalogue() else Path(source)
-    folder = cache_dir("checkpoints") / f"{path.stem}-{shard}-r{REVISION}"
-    if not folder.is_dir():
-        make_checkpoint(path, folder, parse_nbytes(shard))
+    name = source if source in catalogue() else path.stem
+    folder = cache_dir("checkpoints") / (name if shard == DEFAULT_SHARD else f"{name}-{shard}")
+    revision = folder / REVISION_FILE
+    if revision.is_file() and revision.read_text() == REVISION:
+        return folder
+    if folder.exists():
+        shutil.rmtree(folder)  # an older script's
+    make_checkpoint(path, folder, parse_nbytes(shard))
     return folder
 
 
@@ -74,6 +81,7 @@ def make_checkpoint(path: Path, folder: Path, max_shard_nbytes: int) -> None:
         write_json(partial / "generation_config.json", {"_from_model_config": True, **_token_ids(header)})
         write_tokenizer(partial, header.metadata, header.hyperparameter("context_length"))
         write_weights(partial, tensors, max_shard_nbytes)
+        (partial / REVISION_FILE).write_text(REVISION)
         partial.rename(folder)
 
 

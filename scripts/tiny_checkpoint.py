@@ -60,8 +60,11 @@ def make_tiny(name: str, folder: Path) -> Path:
         "head_dim": HEAD_DIM,
     }
     write_json(target / "config.json", config)
-    for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
+    for file in ("tokenizer.json", "generation_config.json", "chat_template.jinja"):
         shutil.copyfile(source / file, target / file)
+    settings = json.loads((source / "tokenizer_config.json").read_text("utf-8"))
+    # Otherwise transformers, and with it llama.cpp's script, puts the model class's own rules over tokenizer.json's.
+    write_json(target / "tokenizer_config.json", settings | {"tokenizer_class": "PreTrainedTokenizerFast"})
     tensors = [
         TensorSource(tensor, shape, lambda shape=shape, seed=seed: [_random_bf16(shape, seed)])
         for seed, (tensor, shape) in enumerate(_shapes(config).items())

@@ -19,3 +19,11 @@ def smollm2_gguf() -> Path:
 def smollm2_checkpoint() -> Path:
     """The Hugging Face checkpoint directory made from `smollm2_gguf`; BF16, one file."""
     return cached_checkpoint("smollm2")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever uses the real model is marked so, whether its author thought of it or not."""
+    for item in items:
+        if {"smollm2_gguf", "smollm2_checkpoint"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.model)

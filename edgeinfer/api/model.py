@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from edgeinfer.errors import NotFoundError, UnusableInputError, UsageError
-from edgeinfer.gguf_file.header import Header, read_header
+from edgeinfer.api.files import checked_header, resolve
+from edgeinfer.errors import UsageError
+from edgeinfer.gguf_file.header import Header
 from edgeinfer.native import library
 from edgeinfer.native.context import NativeBackend
 from edgeinfer.native.model import NativeModel
@@ -26,8 +26,6 @@ from edgeinfer.runtime.prompt import chat_tokens, no_template, raw_tokens
 from edgeinfer.runtime.session import ChatSession
 from edgeinfer.runtime.template import ChatTemplate, Message
 from edgeinfer.types import Answer, Tokens
-
-_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 # A file's recommendations (general.sampling.*, src/llama-arch.cpp) by their name there and ours.
 _SAMPLING_KEYS = {
@@ -45,21 +43,6 @@ _SAMPLING_KEYS = {
 }
 
 
-def resolve(model: str | Path) -> Path:
-    """The file that MODEL names: a `.gguf` (a split's first shard) or a directory with one. Raises NotFoundError."""
-    path = Path(model)
-    if not path.exists():
-        raise NotFoundError(f"{path}: no such model", "give a path to a .gguf file, or to a directory with one")
-    if not path.is_dir():
-        return path
-    found = sorted(path.glob("*.gguf"))
-    firsts = [f for f in found if not (shard := _SHARD.search(f.name)) or int(shard[1]) == 1]
-    if len(firsts) != 1:
-        names = ", ".join(f.name for f in firsts) or "none"
-        raise NotFoundError(f"{path}: not one .gguf file in this directory ({names})", "name the file")
-    return firsts[0]
-
-
 def load(
     model: str | Path, options: RuntimeOptions | None = None, *, max_sequences: int = 1, verbose: bool = False
 ) -> Model:
@@ -71,8 +54,7 @@ def load(
     started_s = time.perf_counter()
     library.set_verbose(verbose)
     path = resolve(model)
-    header = read_header(path)
-    _check_shards(header)
+    header = checked_header(path)
     options = options or RuntimeOptions()
     native = NativeModel(path, mmap=options.mmap, mlock=options.mlock)
     try:
@@ -184,24 +166,6 @@ class Model:
             "" if token is None else self.vocabulary.text(token) for token in (self.vocabulary.bos, self.vocabulary.eos)
         )
         return ChatTemplate(source, bos=bos, eos=eos) if source else None
-
-
-def _check_shards(header: Header) -> None:
-    """A split model's first file must be given, and all its files must be sound."""
-    count = header.metadata.number("split.count", 0)
-    if count <= 1:
-        return
-    path = header.path
-    match = _SHARD.search(path.name)
-    if match is None or int(match[2]) != count:
-        raise UnusableInputError(
-            f"{path}: one of {count} shards, but not named like one", f"NAME-00001-of-{count:05}.gguf"
-        )
-    names = [f"{path.name[: match.start()]}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
-    if int(match[1]) != 1:
-        raise UnusableInputError(f"{path}: shard {int(match[1])} of {count}", f"give the first shard, {names[0]}")
-    for name in names[1:]:
-        read_header(path.with_name(name))
 
 
 def _recommended_sampling(header: Header) -> SamplingParams:

@@ -9,7 +9,7 @@ import typer
 import typer.exceptions
 
 from edgeinfer import __version__
-from edgeinfer.cli import console, convert, inspect, run
+from edgeinfer.cli import bench, console, convert, inspect, run
 from edgeinfer.errors import EdgeinferError, InterruptedByUser, UsageError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
 # One line per command, in the order of the help.
 app.command("convert")(convert.command)
 app.command("run")(run.command)
+app.command("bench")(bench.command)
 app.command("inspect")(inspect.command)
 
 

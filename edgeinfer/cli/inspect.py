@@ -16,7 +16,7 @@ MAX_TEXT = 120
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file, or a directory with one.")],
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor, with --json too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:

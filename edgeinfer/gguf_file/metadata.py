@@ -117,12 +117,6 @@ class Metadata(Mapping[str, Any]):
         field = self._fields[key]
         return Metadata(self._buffer, {key: replace(field, count=min(field.count, limit))})[key]
 
-    def raw_strings(self, key: str) -> Iterator[bytes]:
-        """The strings of an array (or the one string) as they stand in the file; nothing if it has other elements."""
-        field = self._fields[key]
-        if field.type is ValueType.STRING:
-            yield from self._raw_strings(field)
-
     def _raw_strings(self, field: Field) -> Iterator[bytes]:
         # A copy, because slices of a map cost twice as much as slices of bytes.
         buffer, unpack, pos = self._buffer[field.pos : field.end], _U64.unpack_from, 0

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from edgeinfer.api.model import _check_shards, _recommended_sampling, resolve
+from edgeinfer.api.files import check_shards, resolve
+from edgeinfer.api.model import _recommended_sampling
 from edgeinfer.errors import NotFoundError, UnusableInputError
 from edgeinfer.options import SamplingParams
 
@@ -46,11 +47,11 @@ def test_a_directory_stands_for_the_one_model_in_it(tmp_path):
 def test_a_later_shard_is_refused_and_the_first_named(tmp_path):
     header = FakeHeader(Metadata({"split.count": 3}), tmp_path / "m-00002-of-00003.gguf")
     with pytest.raises(UnusableInputError) as error:
-        _check_shards(header)
+        check_shards(header)
     assert "m-00001-of-00003.gguf" in error.value.hint
 
 
 def test_every_shard_must_be_there(tmp_path):
     header = FakeHeader(Metadata({"split.count": 2}), tmp_path / "m-00001-of-00002.gguf")
     with pytest.raises(NotFoundError, match="m-00002-of-00002"):
-        _check_shards(header)
+        check_shards(header)

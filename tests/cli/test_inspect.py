@@ -61,3 +61,7 @@ def test_the_real_model_with_its_tensors(smollm2_gguf: Path) -> None:
     assert "blk.29.attn_output.weight" in text
     document = json.loads(_run("inspect", smollm2_gguf, "--tensors", "--json").stdout)
     assert len(document["tensors"]) == 272
+
+
+def test_a_directory_with_one_model_will_do(tiny: Path) -> None:
+    assert _run("inspect", tiny.parent).stdout == _run("inspect", tiny).stdout

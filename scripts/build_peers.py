@@ -1,0 +1,134 @@
+"""Builds what edgeinfer is measured against, outside the repository: llama.cpp's own tools, from the very same source.
+
+The source is that of the llama-cpp-python release that pyproject.toml pins. From it come llama-bench, llama-quantize
+and llama-completion (cmake, Release, for this CPU), and a virtual environment in which convert_hf_to_gguf.py runs.
+Takes ten minutes on two cores and 2 GB of disk the first time; afterwards nothing. Prints the directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolbox import REPOSITORY, cache_dir, run
+
+from edgeinfer.cli import console
+from edgeinfer.errors import ResourceError, UnusableInputError
+
+TOOLS = ("llama-bench", "llama-quantize", "llama-completion")
+CMAKE_OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",
+    "-DBUILD_SHARED_LIBS=ON",
+    "-DLLAMA_CURL=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_UI=OFF",
+)
+# What convert_hf_to_gguf.py imports, at the version of transformers that its own requirements pin.
+CONVERT_REQUIREMENTS = ("torch==2.13.0", "transformers==4.57.6", "sentencepiece", "protobuf", "safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """Where the peers lie."""
+
+    folder: Path
+
+    @property
+    def source(self) -> Path:
+        """llama.cpp's source."""
+        return self.folder / "source" / "vendor" / "llama.cpp"
+
+    @property
+    def convert_script(self) -> Path:
+        """convert_hf_to_gguf.py."""
+        return self.source / "convert_hf_to_gguf.py"
+
+    @property
+    def python(self) -> Path:
+        """The interpreter that runs `convert_script`."""
+        return self.folder / "venv" / "bin" / "python"
+
+    def tool(self, name: str) -> Path:
+        """One of TOOLS."""
+        return self.folder / "build" / "bin" / name
+
+
+def build() -> Peers:
+    """The peers, built now unless they are there already."""
+    version = pinned_version()
+    peers = Peers(cache_dir("peers") / version)
+    peers.folder.mkdir(parents=True, exist_ok=True)
+    if not peers.source.is_dir():
+        _fetch_source(peers, version)
+    if not all(peers.tool(name).is_file() for name in TOOLS):
+        _build_tools(peers)
+    if not (installed := peers.folder / "venv" / ".installed").exists():
+        _make_venv(peers)
+        installed.touch()
+    return peers
+
+
+def pinned_version() -> str:
+    """The release of llama-cpp-python in pyproject.toml."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+    for requirement in project["dependencies"]:
+        if match := re.fullmatch(r"llama-cpp-python==([\d.]+)", requirement):
+            return match[1]
+    raise UnusableInputError("pyproject.toml does not pin llama-cpp-python", "write llama-cpp-python==VERSION")
+
+
+def _fetch_source(peers: Peers, version: str) -> None:
+    console.note(f"fetching the source of llama-cpp-python {version}")
+    with tempfile.TemporaryDirectory(dir=peers.folder, prefix=".source-") as scratch:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        _call([*pip, "--no-binary", ":all:", "--dest", scratch, f"llama-cpp-python=={version}"])
+        (archive,) = Path(scratch).glob("*.tar.gz")
+        with tarfile.open(archive) as tar:
+            tar.extractall(scratch, filter="data")
+        (folder,) = (path for path in Path(scratch).iterdir() if path.is_dir())
+        folder.rename(peers.folder / "source")
+
+
+def _build_tools(peers: Peers) -> None:
+    if shutil.which("cmake") is None:
+        raise ResourceError("cmake is not installed", "install cmake and a C++ compiler, then try again")
+    console.note(f"building {', '.join(TOOLS)}: about ten minutes on two cores")
+    folder = peers.folder / "build"
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    _call(["cmake", "-S", str(peers.source), "-B", str(folder), *generator, *CMAKE_OPTIONS, "--log-level=WARNING"])
+    _call(["cmake", "--build", str(folder), "--parallel", str(os.cpu_count() or 1), "--target", *TOOLS])
+
+
+def _make_venv(peers: Peers) -> None:
+    console.note("making the environment of convert_hf_to_gguf.py (torch, transformers)")
+    _call([sys.executable, "-m", "venv", "--clear", str(peers.folder / "venv")])
+    pip = [str(peers.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    _call([*pip, *CONVERT_REQUIREMENTS, str(peers.source / "gguf-py")])
+
+
+def _call(command: list[str]) -> None:
+    """Run a command with its output on stderr, so that stdout keeps only the result."""
+    if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
+        raise ResourceError(f"{Path(command[0]).name} failed", "its own message stands above")
+
+
+def main() -> None:
+    """Build, and print where."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    console.result(str(build().folder))
+
+
+if __name__ == "__main__":
+    run(main)
