@@ -69,17 +69,18 @@ def llama3_rope_factors(config: Config) -> NDArray[np.float32]:
     Long wavelengths are slowed by `factor`, short ones kept, those between blended
     (transformers: modeling_rope_utils.py, _compute_llama3_parameters).
     """
-    # In float32 throughout, as the reference computes it: the result is stored in the file.
+    # In float32 and in the reference's order of operations, for the result is stored: torch divides a number by a tensor
+    # as the number times the reciprocal, and its powers are correctly rounded.
     rope, dim, f32 = config.rope, head_dim(config), np.float32
     factor = f32(rope.number("factor"))
     low, high = f32(rope.number("low_freq_factor")), f32(rope.number("high_freq_factor"))
-    context = f32(rope.integer("original_max_position_embeddings"))
+    context, one = f32(rope.integer("original_max_position_embeddings")), f32(1)
     exponents = np.arange(0, dim, 2, dtype=f32) / f32(dim)
-    wavelengths = f32(2 * math.pi) / (f32(1) / f32(rope.number("rope_theta")) ** exponents)
-    smooth = (context / wavelengths - low) / (high - low)
-    blended = f32(1) / ((f32(1) - smooth) / factor + smooth)
-    slowed = np.where(wavelengths > context / low, factor, blended)
-    return np.where(wavelengths < context / high, f32(1), slowed)
+    frequencies = one / (rope.number("rope_theta") ** exponents.astype(np.float64)).astype(f32)
+    wavelengths = one / frequencies * f32(2 * math.pi)
+    smooth = (one / wavelengths * context - low) / (high - low)
+    slowed = np.where(wavelengths > context / low, factor, one / ((one - smooth) / factor + smooth))
+    return np.where(wavelengths < context / high, one, slowed)
 
 
 ARCHITECTURE = Architecture(
