@@ -11,6 +11,8 @@ from typing import Any
 
 from edgeinfer.errors import UsageError
 
+MAX_THREADS = 512
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -75,7 +77,7 @@ class RuntimeOptions:
 
     def __post_init__(self) -> None:
         """Refuse with a UsageError what the library would answer by ending the process."""
-        for name, most in (("ctx_size", 2**31 - 1), ("threads", 512)):
+        for name, most in (("ctx_size", 2**31 - 1), ("threads", MAX_THREADS)):
             if getattr(self, name) is not None:
                 _need(self, name, 1, most)
         _need(self, "batch_size", 1, 2**20)
@@ -108,6 +110,11 @@ class ConvertOptions:
     threads: int | None = None
     overwrite: bool = False
     verify: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse with a UsageError a number of threads that cannot be."""
+        if self.threads is not None:
+            _need(self, "threads", 1, MAX_THREADS)
 
 
 def _need(options: Any, name: str, least: float, most: float) -> None:

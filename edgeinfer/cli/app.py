@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Annotated, NoReturn
 
@@ -10,7 +11,7 @@ import typer.exceptions
 
 from edgeinfer import __version__
 from edgeinfer.cli import bench, console, convert, inspect, run
-from edgeinfer.errors import EdgeinferError, InterruptedByUser, UsageError
+from edgeinfer.errors import EdgeinferError, InterruptedByUser, ResourceError, UsageError
 
 app = typer.Typer(
     name="edgeinfer",
@@ -43,8 +44,26 @@ def _options(
     """Options of every command; `main` reads --debug itself, wherever it stands."""
 
 
+class _Terminated(SystemExit):
+    """SIGTERM or SIGHUP: its code is what a shell would report."""
+
+
+def _unwind_on_termination() -> None:
+    """Let a termination take the way of an exception, so that nothing half-written stays behind."""
+
+    def stop(number: int, frame: object) -> None:
+        raise _Terminated(128 + number)
+
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, stop)
+
+
 def main() -> NoReturn:
     """Run the command line and exit with the contract's code."""
+    console.prepare_streams()
+    _unwind_on_termination()
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
     as_json = "--json" in arguments
@@ -58,6 +77,11 @@ def main() -> NoReturn:
         console.fail(UsageError(error.format_message(), "see --help"), as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
         console.fail(InterruptedByUser("interrupted"), as_json=as_json)
+    except _Terminated:
+        console.note("error: terminated")
+        raise
+    except MemoryError:
+        console.fail(ResourceError("not enough memory", "close something, or use a smaller model"), as_json=as_json)
     except Exception as error:
         if debug:
             raise

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
+from contextlib import suppress
 from typing import Any, NoReturn
 
-from edgeinfer.errors import EdgeinferError
+from edgeinfer.errors import EdgeinferError, ResourceError
+
+
+def prepare_streams() -> None:
+    """Make the standard streams safe to use, whatever the caller left of them."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # Closed by the caller: no file that is opened later may land on its descriptor.
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # File names need not be text: on UTF-8 they come out as they are, elsewhere what cannot be shown is escaped.
+        is_utf8 = sys.stdout.encoding.lower() == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
 
 
 def result(text: str) -> None:
@@ -17,7 +31,12 @@ def result(text: str) -> None:
 
 def result_json(document: Any) -> None:
     """Print one JSON document to stdout."""
-    result(json.dumps(document, ensure_ascii=False))
+    text = json.dumps(document, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding)
+    except UnicodeEncodeError:  # a file name that is no text, or a terminal without these characters
+        text = json.dumps(document)
+    result(text)
 
 
 class Stream:
@@ -47,16 +66,19 @@ def _write(text: str) -> None:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         # Python flushes stdout again at exit and would complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(141) from None
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(141) from None
+        raise ResourceError(f"standard output cannot be written ({error.strerror})", "free some space") from None
 
 
 def note(text: str) -> None:
-    """Tell a person something, on stderr."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    """Tell a person something, on stderr; there is nobody to tell when that fails."""
+    with suppress(OSError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
 
 def leave(code: int) -> NoReturn:
@@ -72,13 +94,15 @@ def leave(code: int) -> NoReturn:
 def fail(error: EdgeinferError, *, as_json: bool = False) -> NoReturn:
     """Report an error as the contract has it, and exit with its code."""
     if as_json:
-        result_json(error.as_json())
+        with suppress(ResourceError):  # the error is told on stderr all the same
+            result_json(error.as_json())
     note(_one_line(f"error: {error.message}" + (f" ({error.hint})" if error.hint else "")))
     raise SystemExit(error.exit_code)
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    """What a file says stands in many a message: no line ends and no escape codes of its own."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
 def wants_colour(stream: Any) -> bool:

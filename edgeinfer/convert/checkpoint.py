@@ -7,12 +7,15 @@ The format of a safetensors file is 8 bytes of header length, a JSON header and 
 from __future__ import annotations
 
 import math
+import os
+import reprlib
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgeinfer.convert.config import Config
-from edgeinfer.convert.json_file import parse_object, read_object
+from edgeinfer.convert.json_file import check_regular, parse_object, read_object
 from edgeinfer.errors import NotFoundError, UnusableInputError
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -51,11 +54,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Raises NotFoundError when there is no such directory; UnusableInputError when it is not a safetensors
     checkpoint, or when a header is truncated, lies, or disagrees with the index.
     """
-    if not path.exists():
-        raise NotFoundError(f"{path}: no such file or directory", "give the directory of a Hugging Face checkpoint")
-    if not path.is_dir():
+    try:
+        is_directory = stat.S_ISDIR(path.stat().st_mode)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise NotFoundError(f"{path}: {reason}", "give the directory of a Hugging Face checkpoint") from None
+    if not is_directory:
         raise UnusableInputError(f"{path}: not a directory", "give the directory of a Hugging Face checkpoint")
-    if not (path / "config.json").exists():
+    if not os.path.lexists(path / "config.json"):
         raise UnusableInputError(f"{path}: not a Hugging Face checkpoint (no config.json)", "is the download complete?")
     config = Config(path / "config.json", read_object(path / "config.json"))
     method = config.quantization_method
@@ -63,7 +69,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise UnusableInputError(
             f"{path}: the weights are quantized already ({method})", "convert the checkpoint that it was made from"
         )
-    if (path / INDEX_NAME).exists():
+    if os.path.lexists(path / INDEX_NAME):
         return Checkpoint(path, config, _tensors_by_index(path))
     return Checkpoint(path, config, _tensors_of_files(path))
 
@@ -75,8 +81,10 @@ def _tensors_by_index(path: Path) -> dict[str, TensorSpec]:
         raise UnusableInputError(f"{path / INDEX_NAME}: has no weight_map", "download the file again")
     shards = sorted(set(weight_map.values()))
     for shard in shards:
-        if Path(shard).name != shard:
-            raise UnusableInputError(f"{path / INDEX_NAME}: names a file outside the checkpoint: {shard!r}")
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise UnusableInputError(
+                f"{path / INDEX_NAME}: names {shard!r}, not a .safetensors file beside it", "download the file again"
+            )
     missing = [shard for shard in shards if not (path / shard).exists()]
     if missing:
         raise UnusableInputError(
@@ -122,6 +130,7 @@ def _tensors_of_files(path: Path) -> dict[str, TensorSpec]:
 def read_safetensors_header(path: Path) -> dict[str, TensorSpec]:
     """The tensors of one safetensors file, checked against its size. Raises UnusableInputError."""
     try:
+        check_regular(path)
         with open(path, "rb") as file:
             size = file.seek(0, 2)
             file.seek(0)
@@ -150,8 +159,9 @@ def _spec(path: Path, name: str, entry: Any, data_start: int) -> TensorSpec:
         whole_numbers = all(type(n) is int and n >= 0 for n in [*shape, begin, end])
     except (TypeError, KeyError, ValueError):
         raise _damaged(path, f"the header entry of tensor {name} is malformed") from None
-    if not whole_numbers or dtype not in DTYPE_NBYTES:
-        raise _damaged(path, f"tensor {name} has dtype {dtype!r}, shape {shape!r}, offsets {begin!r} to {end!r}")
+    if not whole_numbers or not isinstance(dtype, str) or dtype not in DTYPE_NBYTES:
+        described = reprlib.repr((dtype, shape, begin, end))
+        raise _damaged(path, f"tensor {name} has the impossible dtype, shape and offsets {described}")
     nbytes = math.prod(shape) * DTYPE_NBYTES[dtype]
     if end - begin != nbytes:
         raise _damaged(path, f"tensor {name} of shape {shape} in {dtype} needs {nbytes} bytes, has {end - begin}")

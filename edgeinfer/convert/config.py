@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from edgeinfer.errors import UnusableInputError
+
+MAX_VOCAB_SIZE = 1 << 22
+"""Sixteen times the largest known: a table of this many tokens still fits into memory."""
 
 
 class Config:
@@ -26,20 +30,20 @@ class Config:
         value = self.values.get(key)
         return self._defaults.get(key) if value is None else value
 
-    def integer(self, key: str, *, at_least: int = 1) -> int:
-        """A whole number of at least `at_least`; UnusableInputError when it is missing or something else."""
+    def integer(self, key: str, *, at_most: int = 2**31 - 1) -> int:
+        """A whole number from 1 to `at_most`; UnusableInputError when it is missing or something else."""
         value = self.get(key)
         if type(value) is float and value.is_integer():
             value = int(value)
-        if type(value) is not int or not at_least <= value < 2**31:
-            raise self._bad(key, f"a whole number of at least {at_least}", value)
+        if type(value) is not int or not 1 <= value <= at_most:
+            raise self._bad(key, f"a whole number from 1 to {at_most}", value)
         return value
 
     def number(self, key: str) -> float:
-        """A finite number; UnusableInputError when it is missing or something else."""
+        """A positive number that F32 can hold; UnusableInputError when it is missing or something else."""
         value = self.get(key)
-        if type(value) not in (int, float) or not abs(value) < 1e30:
-            raise self._bad(key, "a number", value)
+        if type(value) not in (int, float) or not 0 < value < 1e30:
+            raise self._bad(key, "a positive number", value)
         return float(value)
 
     def flag(self, key: str) -> bool:
@@ -60,6 +64,11 @@ class Config:
         return classes[0]
 
     @property
+    def vocab_size(self) -> int:
+        """Rows of the token embedding, within what a tokenizer could fill."""
+        return self.integer("vocab_size", at_most=MAX_VOCAB_SIZE)
+
+    @property
     def quantization_method(self) -> str | None:
         """The name of the method that the weights were quantized with, if any."""
         section = self.values.get("quantization_config")
@@ -71,7 +80,7 @@ class Config:
     def rope(self) -> Config:
         """The rope settings, of old (`rope_theta`, `rope_scaling`) and new (`rope_parameters`) configs alike.
 
-        Keys: `rope_theta`, `rope_type` ("default" when nothing is scaled) and what the type needs.
+        Keys: `rope_theta`, `rope_type` (in lower case, "default" when nothing is scaled) and what the type needs.
         """
         section: dict[str, Any] = {}
         for key in ("rope_scaling", "rope_parameters"):
@@ -79,10 +88,15 @@ class Config:
             if value is not None and not isinstance(value, dict):
                 raise self._bad(key, "an object", value)
             section.update(value or {})
-        section.setdefault("rope_type", section.get("type") or "default")
-        section.setdefault("rope_theta", self.get("rope_theta"))
+        kind = section.get("rope_type") or section.get("type") or "default"
+        if not isinstance(kind, str):
+            raise self._bad("rope_type", "a name", kind)
+        section["rope_type"] = kind.lower()
+        for key in ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor"):
+            if section.get(key) is None:
+                section[key] = self.get(key)
         return Config(self.path, section, self._defaults)
 
     def _bad(self, key: str, wanted: str, value: Any) -> UnusableInputError:
-        state = "is missing" if value is None else f"is {value!r}"
+        state = "is missing" if value is None else f"is {reprlib.repr(value)}"
         return UnusableInputError(f"{self.path}: {key!r} {state}, expected {wanted}", "is this file complete?")

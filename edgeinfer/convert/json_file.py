@@ -1,8 +1,10 @@
-"""Reads JSON files that nobody vouches for."""
+"""Reads small files, most of them JSON, that nobody vouches for."""
 
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ def parse_object(data: bytes, subject: str) -> dict[str, Any]:
     """Parse a JSON object; UnusableInputError names `subject` when it is none, or names a key twice."""
     try:
         value = json.loads(data, object_pairs_hook=_unique_keys)
+        if b"\\ud" in data or b"\\uD" in data:
+            # Half a surrogate pair is no text: no file and no terminal could take it.
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise UnusableInputError(f"{subject}: not valid JSON ({error})", "download the file again") from None
     if not isinstance(value, dict):
@@ -23,21 +28,34 @@ def parse_object(data: bytes, subject: str) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; the errors of `parse_object`, NotFoundError when there is no file."""
+    """Read a JSON object from a file; the errors of `read_file` and `parse_object`."""
+    return parse_object(read_file(path, MAX_JSON_NBYTES), str(path))
+
+
+def read_object_if_there(path: Path) -> dict[str, Any]:
+    """The same, or an empty object when there is no such file; a link that leads nowhere is an error."""
+    return read_object(path) if os.path.lexists(path) else {}
+
+
+def read_file(path: Path, max_nbytes: int) -> bytes:
+    """The whole file. Raises NotFoundError when there is none, UnusableInputError when it is unreadable or larger."""
     try:
-        if path.stat().st_size > MAX_JSON_NBYTES:
-            raise UnusableInputError(f"{path}: larger than {MAX_JSON_NBYTES >> 20} MiB", "this cannot be a config")
-        data = path.read_bytes()
+        check_regular(path)
+        with open(path, "rb") as file:
+            data = file.read(max_nbytes + 1)
     except FileNotFoundError:
         raise NotFoundError(f"{path}: no such file", "is the checkpoint complete?") from None
     except OSError as error:
         raise UnusableInputError(f"{path}: cannot be read ({error.strerror})", "check the permissions") from None
-    return parse_object(data, str(path))
+    if len(data) > max_nbytes:
+        raise UnusableInputError(f"{path}: larger than {max_nbytes >> 20} MiB", "is this the right file?")
+    return data
 
 
-def read_object_if_there(path: Path) -> dict[str, Any]:
-    """The same, or an empty object when there is no such file."""
-    return read_object(path) if path.exists() else {}
+def check_regular(path: Path) -> None:
+    """Raise UnusableInputError for a directory, and for a pipe or device, which could be endless; OSError as `stat`."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise UnusableInputError(f"{path}: not a regular file", "is the checkpoint complete?")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

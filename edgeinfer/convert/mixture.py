@@ -143,9 +143,12 @@ def may_quantize(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def requires_imatrix(name: str, choice: GGMLType, file_type: FileType) -> bool:
-    """Whether a tensor of this type would be garbage without an importance matrix."""
-    if name in ("token_embd.weight", "per_layer_token_embd.weight", "output.weight"):
-        return False
+    """Whether a tensor of this type would be garbage without an importance matrix.
+
+    The embedding and the head never have one, so there llama.cpp only refuses what its quantizers cannot do without.
+    """
+    if category(name) in ("token_embd", "output"):
+        return choice in (T.IQ2_XXS, T.IQ2_XS, T.IQ1_S)
     if choice is T.Q2_K:
         return file_type.name == "Q2_K_S"
     return choice in (T.IQ3_XXS, T.IQ2_XXS, T.IQ2_XS, T.IQ2_S, T.IQ1_M, T.IQ1_S)

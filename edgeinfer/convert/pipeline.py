@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgeinfer.convert.architectures import lookup
@@ -47,6 +48,7 @@ def prepare(source: Path, output: Path | None, options: ConvertOptions) -> Plann
     wanted = file_type(options.type)
     checkpoint = open_checkpoint(source)
     architecture = lookup(checkpoint.config)
+    checkpoint = replace(checkpoint, config=checkpoint.config.with_defaults(architecture.defaults))
     tokenizer = load_tokenizer(checkpoint)
     plan = build(checkpoint, architecture, tokenizer.metadata, options)
     name = re.sub(r"[^\w.-]", "-", source.absolute().name) or "model"
@@ -68,7 +70,8 @@ def execute(
     """
     started = time.perf_counter()
     total = sum(source.nbytes for tensor in planned.plan.tensors for source in tensor.sources)
-    with replaced_when_done(planned.output, planned.nbytes, overwrite=options.overwrite) as partial:
+    _check_target(planned, overwrite=options.overwrite)
+    with replaced_when_done(planned.output, overwrite=options.overwrite) as partial:
         write(planned.plan, partial, quantizer, threads, lambda nbytes: progress(nbytes, total))
         if options.verify:
             verify(partial, planned.plan, planned.tokenizer.original, quantizer, open_model)
@@ -76,27 +79,34 @@ def execute(
 
 
 @contextmanager
-def replaced_when_done(output: Path, nbytes: int, *, overwrite: bool) -> Iterator[Path]:
+def replaced_when_done(output: Path, *, overwrite: bool) -> Iterator[Path]:
     """A temporary path beside `output` that takes its name if the block ends well, and goes away if not."""
-    _check_target(output, nbytes, overwrite=overwrite)
-    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
+    # Not made of the output's name, which may be as long as a name can be already.
+    partial = output.with_name(f".edgeinfer-{secrets.token_hex(8)}.partial")
     try:
         yield partial
-        if output.exists() and not overwrite:
+        if os.path.lexists(output) and not overwrite:  # another process was faster
             raise _exists(output)
         os.replace(partial, output)
         _sync_directory(output.parent)
     except OSError as error:
-        raise ResourceError(f"{output}: cannot be written ({error.strerror})", "choose another -o") from error
+        raise ResourceError(
+            f"{output}: cannot be written ({error.strerror})", "free some space, or choose another -o"
+        ) from error
     finally:
         partial.unlink(missing_ok=True)
 
 
-def _check_target(output: Path, nbytes: int, *, overwrite: bool) -> None:
+def _check_target(planned: Planned, *, overwrite: bool) -> None:
+    output, nbytes = planned.output, planned.nbytes
     if output.is_dir():
         raise UsageError(f"{output}: is a directory", "name a file with -o")
-    if output.exists() and not overwrite:
+    if os.path.lexists(output) and not overwrite:
         raise _exists(output)
+    if output.exists() and not output.is_file():
+        raise UsageError(f"{output}: not a regular file", "name a file with -o")
+    if output.exists() and any(map(output.samefile, _files_of(planned.checkpoint))):
+        raise UsageError(f"{output}: is part of the checkpoint itself", "choose another -o")
     if not os.access(output.parent, os.W_OK):
         raise ResourceError(f"{output.parent}: not a directory that can be written to", "choose another -o")
     free = shutil.disk_usage(output.parent).free
@@ -104,6 +114,12 @@ def _check_target(output: Path, nbytes: int, *, overwrite: bool) -> None:
         raise ResourceError(
             f"{output}: needs {nbytes} bytes, the disk has {free} free", "free some space, or choose a smaller type"
         )
+
+
+def _files_of(checkpoint: Checkpoint) -> set[Path]:
+    """What the checkpoint consists of; an earlier output in its directory is no part of it."""
+    beside = {path for path in checkpoint.path.iterdir() if path.suffix in (".json", ".jinja", ".md") and path.exists()}
+    return beside | {spec.path for spec in checkpoint.tensors.values()}
 
 
 def _exists(output: Path) -> UsageError:

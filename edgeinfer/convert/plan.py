@@ -7,13 +7,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgeinfer.convert.architectures.base import Architecture, ConstantRule, RowTransform, TensorRule, n_kv_heads
+from edgeinfer.convert.architectures.base import (
+    Architecture,
+    ConstantRule,
+    RowTransform,
+    TensorRule,
+    n_kv_heads,
+    n_layers,
+)
 from edgeinfer.convert.checkpoint import Checkpoint, TensorSpec
 from edgeinfer.convert.config import Config
 from edgeinfer.convert.file_types import FileType, file_type, tensor_type
 from edgeinfer.convert.metadata import general_metadata
 from edgeinfer.convert.mixture import ModelFacts, Overrides, assign, may_quantize, requires_imatrix
-from edgeinfer.errors import UnusableInputError, UsageError
+from edgeinfer.errors import NotFoundError, UnusableInputError, UsageError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.options import ConvertOptions
 
@@ -88,14 +95,16 @@ def build(
 ) -> ConvertPlan:
     """Plan the conversion of a checkpoint.
 
-    Raises UsageError for options that contradict each other, UnusableInputError when tensors are missing, surplus
-    or wrongly shaped (all of them are named) or of a type that has no place in a GGUF file.
+    Raises UsageError for options that contradict each other, NotFoundError for a pattern that fits no tensor,
+    UnusableInputError when tensors are missing, surplus or wrongly shaped (all of them are named) or of a type that
+    has no place in a GGUF file.
     """
     wanted = file_type(options.type)
     overrides = _overrides(options, wanted)
-    config = checkpoint.config.with_defaults(architecture.defaults)
+    config = checkpoint.config
     rules, dropped = _resolve(checkpoint, list(architecture.tensors(config)))
     draft = sorted((_unquantized(checkpoint, rule) for rule in rules), key=lambda t: file_order(t.name))
+    _refuse_idle_patterns(overrides, draft)
     choices = assign(
         [(t.name, t.shape, _float_type(t, wanted)) for t in draft], wanted, _facts(architecture, config), overrides
     )
@@ -138,14 +147,24 @@ def _overrides(options: ConvertOptions, wanted: FileType) -> Overrides:
 
 def _pattern(text: str) -> re.Pattern[str]:
     try:
-        return re.compile(text.lower())
+        # llama-quantize lowers the pattern, which would make `\S` a `\s`.
+        return re.compile(text, re.IGNORECASE)
     except re.error as error:
         raise UsageError(f"--tensor-type: {text!r} is not a regular expression ({error})", "see Python's re") from None
 
 
+def _refuse_idle_patterns(overrides: Overrides, tensors: Iterable[TensorPlan]) -> None:
+    names = [t.name for t in tensors]
+    for pattern, _ in overrides.by_name:
+        if not any(map(pattern.search, names)):
+            raise NotFoundError(
+                f"--tensor-type: {pattern.pattern!r} fits no tensor", f"names are like {names[-1]}: see --dry-run"
+            )
+
+
 def _facts(architecture: Architecture, config: Config) -> ModelFacts:
     heads = config.integer("num_attention_heads")
-    return ModelFacts(architecture.name, config.integer("num_hidden_layers"), heads, n_kv_heads(config))
+    return ModelFacts(architecture.name, n_layers(config), heads, n_kv_heads(config))
 
 
 # Buffers that old checkpoints saved along with the weights.
@@ -203,16 +222,17 @@ def same_bytes(a: TensorSpec, b: TensorSpec) -> bool:
     """Whether two tensors hold the same bytes; reads them only when size and type agree."""
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
-    with open(a.path, "rb") as file_a, open(b.path, "rb") as file_b:
-        file_a.seek(a.offset)
-        file_b.seek(b.offset)
-        left = a.nbytes
-        while left > 0:
-            step = min(left, 1 << 20)
-            if file_a.read(step) != file_b.read(step):
-                return False
-            left -= step
-    return True
+    step = 1 << 20
+    try:
+        with open(a.path, "rb") as file_a, open(b.path, "rb") as file_b:
+            file_a.seek(a.offset)
+            file_b.seek(b.offset)
+            return all(
+                file_a.read(min(step, a.nbytes - done)) == file_b.read(min(step, a.nbytes - done))
+                for done in range(0, a.nbytes, step)
+            )
+    except OSError as error:
+        raise UnusableInputError(f"{a.path}: cannot be read ({error.strerror})", "was it changed meanwhile?") from None
 
 
 def _unquantized(checkpoint: Checkpoint, rule: TensorRule | ConstantRule) -> TensorPlan:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from edgeinfer.convert.checkpoint import TensorSpec
 from edgeinfer.convert.plan import ConvertPlan, TensorPlan
 from edgeinfer.convert.writer import data_nbytes, encode_header, tensor_offsets
-from edgeinfer.errors import ResourceError, UnusableInputError
+from edgeinfer.errors import UnusableInputError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.types import Quantizer
 
@@ -44,30 +44,25 @@ class Slab:
 
 
 def write(plan: ConvertPlan, path: Path, quantizer: Quantizer, threads: int, progress: Callable[[int], None]) -> None:
-    """Write the planned file to `path`, which must not be in use; `progress` is told the input bytes done.
+    """Write the planned file to `path`, which must not be there yet; `progress` is told the input bytes done.
 
     Raises UnusableInputError naming tensor and row when a weight is NaN or infinite (or too large for F16), or when
-    a source has become shorter; ResourceError when the output cannot be written.
+    a source can no longer be read; OSError when the output cannot be written.
     """
     quantizer.prepare(t.type for t in plan.tensors)
     header = encode_header(plan.metadata, plan.tensors)
-    jobs = iter(list(_slabs(plan, len(header))))
+    jobs = list(_slabs(plan, len(header)))
+    output = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        output = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-        try:
-            _write_at(output, header, 0)
-            # The padding between tensors, and after the last, is never written: it reads as zeros.
-            os.ftruncate(output, len(header) + data_nbytes(plan.tensors))
-            for tensor, offset in zip(plan.tensors, tensor_offsets(plan.tensors), strict=True):
-                _write_at(output, tensor.constant, len(header) + offset)
-            _run(jobs, lambda: _Worker(output, quantizer), threads, progress)
-            os.fsync(output)
-        finally:
-            os.close(output)
-    except OSError as error:
-        raise ResourceError(
-            f"{path}: cannot be written ({error.strerror})", "free some space, or choose another -o"
-        ) from error
+        _write_at(output, header, 0)
+        # The padding between tensors, and after the last, is never written: it reads as zeros.
+        os.ftruncate(output, len(header) + data_nbytes(plan.tensors))
+        for tensor, offset in zip(plan.tensors, tensor_offsets(plan.tensors), strict=True):
+            _write_at(output, tensor.constant, len(header) + offset)
+        _run(iter(jobs), lambda: _Worker(output, quantizer), min(threads, len(jobs)), progress)
+        os.fsync(output)
+    finally:
+        os.close(output)
 
 
 def _slabs(plan: ConvertPlan, data_offset: int) -> Iterator[Slab]:
@@ -138,6 +133,7 @@ class _Worker:
     def close(self) -> None:
         if self._input >= 0:
             os.close(self._input)
+        self._input, self._path = -1, None
 
     def do(self, slab: Slab) -> None:
         raw = self._read(slab)
@@ -156,23 +152,24 @@ class _Worker:
     def _read(self, slab: Slab) -> NDArray[Any]:
         """The slab's bits, shape `(rows, row length)`, as unsigned integers."""
         source = slab.source
-        if source.path != self._path:
-            self.close()
-            self._input = os.open(source.path, os.O_RDONLY)
-            self._path = source.path
         item = _ITEM_NBYTES[source.dtype]
         nbytes = slab.n_rows * slab.row_length * item
         self._raw = _at_least(self._raw, nbytes)
-        view, done = self._raw[:nbytes].data, 0
-        while done < nbytes:
-            got = os.preadv(self._input, [view[done:]], source.offset + slab.row0 * slab.row_length * item + done)
-            if got == 0:
-                raise UnusableInputError(
-                    f"{source.path}: ends inside tensor {source.name}", "was it changed meanwhile?"
-                )
-            done += got
+        try:
+            self._open(source.path)
+            _read_at(self._input, self._raw[:nbytes].data, source.offset + slab.row0 * slab.row_length * item)
+        except (OSError, EOFError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it has become shorter"
+            raise UnusableInputError(
+                f"{source.path}: tensor {source.name} cannot be read ({reason})", "was it changed meanwhile?"
+            ) from None
         raw: NDArray[Any] = self._raw[:nbytes].view(_RAW[source.dtype])
         return raw.reshape(slab.n_rows, slab.row_length)
+
+    def _open(self, path: Path) -> None:
+        if path != self._path:
+            self.close()
+            self._input, self._path = os.open(path, os.O_RDONLY), path
 
     def _reordered(self, slab: Slab, raw: NDArray[Any]) -> NDArray[Any]:
         transform = slab.tensor.transform
@@ -224,6 +221,14 @@ def _check_f16_range(slab: Slab, rows: NDArray[np.float32]) -> None:
             f"tensor {slab.tensor.name} has values up to {largest:.3g} near row {slab.row0 + row}, too large for F16",
             "use -t BF16",
         )
+
+
+def _read_at(descriptor: int, view: memoryview, offset: int) -> None:
+    while view:
+        got = os.preadv(descriptor, [view], offset)
+        if got == 0:
+            raise EOFError
+        view, offset = view[got:], offset + got
 
 
 def _write_at(descriptor: int, data: Any, offset: int) -> None:

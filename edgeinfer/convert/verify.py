@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from edgeinfer.convert.plan import ConvertPlan
-from edgeinfer.errors import CheckFailedError
+from edgeinfer.errors import CheckFailedError, UnusableInputError
 from edgeinfer.gguf_file.header import TensorInfo, read_header
 from edgeinfer.types import Backend, Quantizer, Refusal, Row, Tokens, Vocabulary
 
@@ -58,30 +58,37 @@ def verify(
 
     Raises CheckFailedError with the first difference.
     """
-    _check_tensors(path, plan, quantizer)
-    with open_model(path) as model:
-        tokens = _check_tokens(model.vocabulary, original)
-        _check_decode(model.backend, tokens)
+    try:
+        _check_tensors(path, plan, quantizer)
+        with open_model(path) as model:
+            tokens = _check_tokens(model.vocabulary, original)
+            _check_decode(model.backend, tokens)
+    except UnusableInputError as error:
+        raise CheckFailedError(
+            f"the written file is unusable: {error.message}", "this is a bug in edgeinfer"
+        ) from error
 
 
 def _check_tensors(path: Path, plan: ConvertPlan, quantizer: Quantizer) -> None:
     infos = read_header(path).tensors
     planned = [(t.name, t.shape, t.type, t.nbytes) for t in plan.tensors]
     if [(t.name, t.shape, t.type, t.nbytes) for t in infos] != planned:
-        raise CheckFailedError(f"{path}: the tensor table is not the planned one", "this is a bug in edgeinfer")
+        raise CheckFailedError("the written file's tensor table is not the planned one", "this is a bug in edgeinfer")
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         for info in infos:
-            _check_tensor(path, info, data, quantizer)
+            _check_tensor(info, data, quantizer)
 
 
-def _check_tensor(path: Path, info: TensorInfo, data: mmap.mmap, quantizer: Quantizer) -> None:
+def _check_tensor(info: TensorInfo, data: mmap.mmap, quantizer: Quantizer) -> None:
     step = _CHECK_NBYTES // info.type.block_nbytes * info.type.block_nbytes
     for start in range(0, info.nbytes, step):
         part = np.frombuffer(data, np.uint8, min(step, info.nbytes - start), info.offset + start)
         valid = quantizer.is_valid(info.type, part)
         del part  # a mapping with a view of it cannot be closed
         if not valid:
-            raise CheckFailedError(f"{path}: tensor {info.name} has values that are not finite", "choose another type")
+            raise CheckFailedError(
+                f"tensor {info.name} as {info.type.name} has values that are not finite", "choose another type"
+            )
 
 
 def _check_tokens(vocabulary: Vocabulary, original: tokenizers.Tokenizer) -> Tokens:

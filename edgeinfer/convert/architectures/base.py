@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,9 @@ from numpy.typing import NDArray
 
 from edgeinfer.convert.config import Config
 from edgeinfer.errors import UnusableInputError
+
+MAX_LAYERS = 512  # llama.cpp's LLAMA_MAX_LAYERS
+MAX_HEAD_DIM = 1 << 16
 
 View = Callable[[NDArray[Any]], NDArray[Any]]
 
@@ -66,27 +70,46 @@ class Architecture:
     tensors: Callable[[Config], Iterator[TensorRule | ConstantRule]]
 
 
+def n_layers(config: Config) -> int:
+    """Decoder layers."""
+    return config.integer("num_hidden_layers", at_most=MAX_LAYERS)
+
+
 def head_dim(config: Config) -> int:
-    """Elements per attention head: stated, or the hidden size shared out."""
-    if config.get("head_dim") is not None:
-        return config.integer("head_dim")
+    """Elements per attention head: stated, or the hidden size shared out. Even, as rope turns pairs."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    if hidden % heads:
-        raise UnusableInputError(
-            f"{config.path}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
-        )
-    return hidden // heads
+    if config.get("head_dim") is not None:
+        dim = config.integer("head_dim")
+    elif hidden % heads:
+        raise _impossible(config, f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+    else:
+        dim = hidden // heads
+    if dim % 2 or dim > MAX_HEAD_DIM:
+        raise _impossible(config, f"heads of {dim} elements, expected an even number up to {MAX_HEAD_DIM}")
+    return dim
 
 
 def n_kv_heads(config: Config) -> int:
-    """Key-value heads: stated, or as many as query heads."""
-    return config.integer("num_attention_heads" if config.get("num_key_value_heads") is None else "num_key_value_heads")
+    """Key-value heads, each shared by as many query heads: stated, or as many as query heads."""
+    heads = config.integer("num_attention_heads")
+    kv_heads = heads if config.get("num_key_value_heads") is None else config.integer("num_key_value_heads")
+    if heads % kv_heads:
+        raise _impossible(config, f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+    return kv_heads
+
+
+def _impossible(config: Config, what: str) -> UnusableInputError:
+    return UnusableInputError(f"{config.path}: {what}", "is this file complete?")
 
 
 def decoder_metadata(config: Config) -> dict[str, Any]:
-    """The keys that every rotary decoder with RMS norms has."""
+    """The keys that every rotary decoder with RMS norms and SiLU has. Raises UnusableInputError for another one."""
+    activation = config.get("hidden_act")
+    if activation not in (None, "silu", "swish"):
+        # The file has no place for it: llama.cpp would silently compute SiLU.
+        raise _impossible(config, f"'hidden_act' is {reprlib.repr(activation)}, this architecture is known with 'silu'")
     metadata: dict[str, Any] = {
-        "block_count": config.integer("num_hidden_layers"),
+        "block_count": n_layers(config),
         "context_length": config.integer("max_position_embeddings"),
         "embedding_length": config.integer("hidden_size"),
         "feed_forward_length": config.integer("intermediate_size"),
@@ -103,7 +126,9 @@ def decoder_metadata(config: Config) -> dict[str, Any]:
 def rope_metadata(config: Config) -> dict[str, Any]:
     """Base frequency and scaling of the rotary embedding. Raises UnusableInputError for an unknown scaling."""
     rope = config.rope
-    kind = str(rope.get("rope_type")).lower()
+    kind = rope.get("rope_type")
+    if rope.get("partial_rotary_factor") not in (None, 1):
+        raise _impossible(config, "'partial_rotary_factor' is not 1, this architecture is known with full rotation")
     scaling: dict[str, Any] = {}
     if kind in ("linear", "yarn"):
         scaling = {"rope.scaling.type": kind, "rope.scaling.factor": rope.number("factor")}
@@ -111,25 +136,23 @@ def rope_metadata(config: Config) -> dict[str, Any]:
         scaling["rope.scaling.original_context_length"] = _original_context(config)
         for source, target in _YARN_NUMBERS.items():
             if rope.get(source) is not None:
-                scaling[f"rope.scaling.{target}"] = rope.number(source)
+                scaling.setdefault(f"rope.scaling.{target}", rope.number(source))
     elif kind not in ("default", "linear", "llama3"):
         raise UnusableInputError(
-            f"{config.path}: unknown rope scaling {kind!r}", "known are default, linear, yarn and llama3"
+            f"{config.path}: unknown rope scaling {reprlib.repr(kind)}", "known are default, linear, yarn and llama3"
         )
     return {**scaling, "rope.freq_base": rope.number("rope_theta")}
 
 
 def _original_context(config: Config) -> int:
-    rope = config.rope
-    stated = rope.get("original_max_position_embeddings") is not None
-    return (rope if stated else config).integer(
-        "original_max_position_embeddings" if stated else "max_position_embeddings"
-    )
+    rope, key = config.rope, "original_max_position_embeddings"
+    return config.integer("max_position_embeddings") if rope.get(key) is None else rope.integer(key)
 
 
 _YARN_NUMBERS = {
     "extrapolation_factor": "yarn_ext_factor",
     "attention_factor": "yarn_attn_factor",
+    "attn_factor": "yarn_attn_factor",
     "beta_fast": "yarn_beta_fast",
     "beta_slow": "yarn_beta_slow",
 }
@@ -137,7 +160,7 @@ _YARN_NUMBERS = {
 
 def embedding_tensors(config: Config) -> Iterator[TensorRule]:
     """Token embedding, final norm and output head; the head is absent when it is tied to the embedding."""
-    embd, vocab = config.integer("hidden_size"), config.integer("vocab_size")
+    embd, vocab = config.integer("hidden_size"), config.vocab_size
     yield TensorRule("token_embd.weight", "model.embed_tokens.weight", (vocab, embd))
     yield TensorRule("output_norm.weight", "model.norm.weight", (embd,))
     tied = config.flag("tie_word_embeddings")

@@ -18,15 +18,17 @@ from edgeinfer.convert.architectures.base import (
     head_dim,
     interleave_halves,
     n_kv_heads,
+    n_layers,
 )
 from edgeinfer.convert.config import Config
+from edgeinfer.errors import UnusableInputError
 
 
 def metadata(config: Config) -> dict[str, Any]:
     """The keys of every decoder, then what llama.cpp's loader wants of a llama."""
     return {
         **decoder_metadata(config),
-        "vocab_size": config.integer("vocab_size"),
+        "vocab_size": config.vocab_size,
         "rope.dimension_count": head_dim(config),
     }
 
@@ -41,7 +43,7 @@ def tensors(config: Config) -> Iterator[TensorRule | ConstantRule]:
     yield from embedding_tensors(config)
     if config.rope.get("rope_type") == "llama3":
         yield ConstantRule("rope_freqs.weight", llama3_rope_factors(config))
-    for i in range(config.integer("num_hidden_layers")):
+    for i in range(n_layers(config)):
         to, at = f"blk.{i}", f"model.layers.{i}"
         yield TensorRule(f"{to}.attn_norm.weight", f"{at}.input_layernorm.weight", (embd,))
         for name, part, rows, row_length, transform in (
@@ -74,6 +76,10 @@ def llama3_rope_factors(config: Config) -> NDArray[np.float32]:
     rope, dim, f32 = config.rope, head_dim(config), np.float32
     factor = f32(rope.number("factor"))
     low, high = f32(rope.number("low_freq_factor")), f32(rope.number("high_freq_factor"))
+    if low >= high:
+        raise UnusableInputError(
+            f"{config.path}: low_freq_factor {low:g} is not below high_freq_factor {high:g}", "is this file complete?"
+        )
     context, one = f32(rope.integer("original_max_position_embeddings")), f32(1)
     exponents = np.arange(0, dim, 2, dtype=f32) / f32(dim)
     frequencies = one / (rope.number("rope_theta") ** exponents.astype(np.float64)).astype(f32)
@@ -91,10 +97,6 @@ ARCHITECTURE = Architecture(
         "rope_theta": 10000.0,
         "tie_word_embeddings": False,
         "vocab_size": 32000,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
     },
     metadata=metadata,
     tensors=tensors,

@@ -11,6 +11,7 @@ from edgeinfer.convert.architectures.base import (
     embedding_tensors,
     head_dim,
     n_kv_heads,
+    n_layers,
 )
 from edgeinfer.convert.config import Config
 
@@ -21,7 +22,7 @@ def tensors(config: Config) -> Iterator[TensorRule]:
     q, kv = config.integer("num_attention_heads") * dim, n_kv_heads(config) * dim
 
     yield from embedding_tensors(config)
-    for i in range(config.integer("num_hidden_layers")):
+    for i in range(n_layers(config)):
         to, at = f"blk.{i}", f"model.layers.{i}"
         yield TensorRule(f"{to}.attn_norm.weight", f"{at}.input_layernorm.weight", (embd,))
         for name, rows in (("q", q), ("k", kv), ("v", kv)):

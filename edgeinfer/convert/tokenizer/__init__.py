@@ -6,6 +6,8 @@ what some tokenizers do; the file's own rules decide which of llama.cpp's tokeni
 
 from __future__ import annotations
 
+import os
+import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,20 +38,21 @@ def load_tokenizer(checkpoint: Checkpoint) -> LoadedTokenizer:
     the embedding.
     """
     path = checkpoint.path / "tokenizer.json"
-    if not path.exists():
+    if not os.path.lexists(path):
         raise UnusableInputError(
             f"{checkpoint.path}: has no tokenizer.json",
             "save it with transformers' AutoTokenizer.from_pretrained(…).save_pretrained(…)",
         )
-    original, parsed = _load_original(path), read_object(path)
+    parsed = read_object(path)
+    original = _load_original(path)
     settings = read_object_if_there(checkpoint.path / "tokenizer_config.json")
     model = parsed.get("model")
     if not isinstance(model, dict) or model.get("type") != "BPE":
         kind = model.get("type") if isinstance(model, dict) else None
         raise UnusableInputError(f"{path}: the tokenizer model {kind!r} is not supported", "supported is BPE")
-    vocab_size = checkpoint.config.integer("vocab_size")
+    check_normalizer(path, parsed.get("normalizer"))
     build = sentencepiece_vocabulary if is_sentencepiece_like(parsed) else bpe_vocabulary
-    vocabulary = build(path, parsed, settings, vocab_size)
+    vocabulary = build(path, parsed, settings, checkpoint.config.vocab_size)
     special = special_metadata(checkpoint, parsed, settings)
     return LoadedTokenizer({**vocabulary, **special}, original)
 
@@ -58,6 +61,29 @@ def _load_original(path: Path) -> tokenizers.Tokenizer:
     import tokenizers
 
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        original = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception for anything it dislikes in a file
         raise UnusableInputError(f"{path}: not a usable tokenizer ({error})", "download the file again") from None
+    # Settings of some training run, of no meaning here; absurd ones make the library panic.
+    original.no_truncation()
+    original.no_padding()
+    return original
+
+
+def check_normalizer(path: Path, section: Any) -> None:
+    """Raise UnusableInputError for a change of the text that llama.cpp would not make.
+
+    NFC it does not make either, but text is nearly always in that form already.
+    """
+    match section:
+        case None | {"type": "NFC"} | {"type": "Prepend", "prepend": "▁"}:
+            return
+        case {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}:
+            return
+        case {"type": "Sequence", "normalizers": [*steps]}:
+            for step in steps:
+                check_normalizer(path, step)
+            return
+    raise UnusableInputError(
+        f"{path}: unknown normalizer {reprlib.repr(section)}", "known are NFC and SentencePiece's marks for spaces"
+    )

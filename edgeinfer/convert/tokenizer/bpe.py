@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeinfer.convert.tokenizer.vocabulary import token_table
+from edgeinfer.convert.tokenizer.vocabulary import merge_pairs, token_table
 from edgeinfer.errors import UnusableInputError
 
 
@@ -25,21 +25,11 @@ def bpe_vocabulary(path: Path, parsed: dict[str, Any], settings: dict[str, Any],
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": texts,
         "tokenizer.ggml.token_type": np.array(types, dtype=np.int32),
-        "tokenizer.ggml.merges": merges(path, parsed),
+        # A space inside a part is written as byte-level BPE writes it.
+        "tokenizer.ggml.merges": [
+            f"{left.replace(' ', 'Ġ')} {right.replace(' ', 'Ġ')}" for left, right in merge_pairs(path, parsed)
+        ],
     }
-
-
-def merges(path: Path, parsed: dict[str, Any]) -> list[str]:
-    """The merges as `left right`; a space inside a part is written as byte-level BPE writes it, `Ġ`."""
-    entries = parsed["model"].get("merges")
-    if not isinstance(entries, list) or not entries:
-        raise UnusableInputError(f"{path}: the tokenizer has no merges", "download the file again")
-    if all(isinstance(entry, str) for entry in entries):
-        return entries
-    try:
-        return [f"{left.replace(' ', 'Ġ')} {right.replace(' ', 'Ġ')}" for left, right in entries]
-    except (TypeError, ValueError, AttributeError):
-        raise UnusableInputError(f"{path}: the merges are malformed", "download the file again") from None
 
 
 _CONTRACTIONS_AND_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"

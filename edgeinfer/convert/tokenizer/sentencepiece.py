@@ -6,16 +6,15 @@ therefore minus the rank of the merge that makes it, which is also how SentenceP
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgeinfer.convert.tokenizer.bpe import merges
-from edgeinfer.convert.tokenizer.vocabulary import TokenType, token_table
+from edgeinfer.convert.tokenizer.vocabulary import TokenType, merge_pairs, token_table
+from edgeinfer.errors import UnusableInputError
 
-_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+_BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 _ADDED_SCORE = -1000.0
 
 
@@ -29,17 +28,25 @@ def sentencepiece_vocabulary(
 ) -> dict[str, Any]:
     """The vocabulary keys of a SentencePiece-like tokenizer. Raises UnusableInputError."""
     texts, types = token_table(path, parsed, vocab_size)
+    missing = _BYTES.difference(texts)
+    if missing:
+        # The library ends the process when it needs one of them.
+        raise UnusableInputError(
+            f"{path}: byte fallback without {len(missing)} of its 256 tokens, such as {min(missing)}",
+            "the tokenizer was edited or merged wrongly: get the original",
+        )
     scores = np.full(vocab_size, _ADDED_SCORE, dtype=np.float32)
     vocab: dict[str, int] = parsed["model"]["vocab"]
     # What no merge makes (single characters) never competes: SentencePiece puts it behind all merges.
-    unmerged = float(len(parsed["model"].get("merges") or ()))
+    pairs = merge_pairs(path, parsed)
+    unmerged = float(len(pairs))
     for text, token in vocab.items():
         if types[token] == TokenType.NORMAL:
             scores[token] = -unmerged
-            if _BYTE.fullmatch(text):
+            if text in _BYTES:
                 types[token], scores[token] = TokenType.BYTE, 0.0
-    for rank, pair in reversed(list(enumerate(merges(path, parsed)))):
-        made = vocab.get(pair.replace(" ", "", 1))
+    for rank, (left, right) in reversed(list(enumerate(pairs))):
+        made = vocab.get(left + right)
         if made is not None and types[made] == TokenType.NORMAL:
             scores[made] = -float(rank)
     unknown = vocab.get(parsed["model"].get("unk_token") or "")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Any
 
 from edgeinfer.convert.checkpoint import Checkpoint
-from edgeinfer.convert.json_file import read_object
+from edgeinfer.convert.json_file import read_file, read_object_if_there
 from edgeinfer.errors import UnusableInputError
 
 # Hugging Face's name of a special token, and GGUF's key for it.
@@ -19,6 +21,7 @@ _KEYS = {
     "mask": "mask_token_id",
 }
 MAX_TEMPLATE_NBYTES = 1 << 20
+_TEMPLATE_NAME = re.compile(r"[\w.-]{1,64}")
 
 
 def special_metadata(checkpoint: Checkpoint, parsed: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -29,7 +32,7 @@ def special_metadata(checkpoint: Checkpoint, parsed: dict[str, Any], settings: d
         token = ids.get(_content(settings.get(f"{kind}_token")))
         if token is None:
             token = checkpoint.config.get(f"{kind}_token_id")
-        if type(token) is int and 0 <= token < checkpoint.config.integer("vocab_size"):
+        if type(token) is int and 0 <= token < checkpoint.config.vocab_size:
             metadata[f"tokenizer.ggml.{key}"] = token
     for kind, added in _added(parsed, settings).items():
         metadata[f"tokenizer.ggml.add_{kind}_token"] = added
@@ -71,27 +74,17 @@ def _special_of(piece: Any) -> str | None:
 def _templates(checkpoint: Checkpoint, settings: dict[str, Any]) -> dict[str, Any]:
     """The chat template from chat_template.jinja, which is newer where both are there, else from the settings."""
     file = checkpoint.path / "chat_template.jinja"
-    if file.exists():
-        if file.stat().st_size > MAX_TEMPLATE_NBYTES:
-            raise UnusableInputError(
-                f"{file}: larger than {MAX_TEMPLATE_NBYTES >> 20} MiB", "this cannot be a template"
-            )
-        return {"tokenizer.chat_template": file.read_text(encoding="utf-8", errors="replace")}
-    template = settings.get("chat_template")
-    if template is None and (checkpoint.path / "chat_template.json").exists():
-        template = read_object(checkpoint.path / "chat_template.json").get("chat_template")
-    match template:
-        case str():
-            return {"tokenizer.chat_template": template}
-        case [*named]:
-            return _named_templates(named)
-    return {}
-
-
-def _named_templates(entries: list[Any]) -> dict[str, Any]:
-    by_name = {
-        str(e["name"]): str(e["template"]) for e in entries if isinstance(e, dict) and {"name", "template"} <= e.keys()
-    }
+    if os.path.lexists(file):
+        template: Any = read_file(file, MAX_TEMPLATE_NBYTES).decode("utf-8", "replace")
+    else:
+        template = settings.get("chat_template")
+    if template is None:
+        template = read_object_if_there(checkpoint.path / "chat_template.json").get("chat_template")
+    by_name = {"default": template} if isinstance(template, str) else _named_templates(template)
+    if any(len(text) > MAX_TEMPLATE_NBYTES for text in by_name.values()):
+        raise UnusableInputError(
+            f"{checkpoint.path}: a chat template of more than {MAX_TEMPLATE_NBYTES >> 20} MiB", "get the original"
+        )
     metadata: dict[str, Any] = {}
     if "default" in by_name:
         metadata["tokenizer.chat_template"] = by_name.pop("default")
@@ -99,3 +92,13 @@ def _named_templates(entries: list[Any]) -> dict[str, Any]:
         metadata["tokenizer.chat_templates"] = sorted(by_name)
         metadata.update({f"tokenizer.chat_template.{name}": by_name[name] for name in sorted(by_name)})
     return metadata
+
+
+def _named_templates(entries: Any) -> dict[str, str]:
+    """The templates by name, as the settings list them; what isn't one, or has no plain name, is left out."""
+    found: dict[str, str] = {}
+    for entry in entries if isinstance(entries, list) else []:
+        match entry:
+            case {"name": str(name), "template": str(text)} if _TEMPLATE_NAME.fullmatch(name):
+                found[name] = text
+    return found

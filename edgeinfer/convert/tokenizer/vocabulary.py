@@ -24,6 +24,7 @@ def token_table(path: Path, parsed: dict[str, Any], vocab_size: int) -> tuple[li
     """Texts and types of tokens `0 … vocab_size - 1`; a hole becomes `[PADi]`, UNUSED.
 
     Added tokens are CONTROL when the tokenizer calls them special or when they look it, else USER_DEFINED.
+    Raises UnusableInputError for a token beyond `vocab_size`, and for texts or ids that stand twice.
     """
     texts = [f"[PAD{i}]" for i in range(vocab_size)]
     types = [int(TokenType.UNUSED)] * vocab_size
@@ -38,24 +39,57 @@ def token_table(path: Path, parsed: dict[str, Any], vocab_size: int) -> tuple[li
             "tokenizer and weights are of different versions",
         )
     for text, token in vocab.items():
+        if types[token] != TokenType.UNUSED:
+            raise _ambiguous(path, f"{texts[token]!r} and {text!r} are both token {token}")
         texts[token], types[token] = text, TokenType.NORMAL
     for token, entry in added.items():
         text = entry["content"]
+        if types[token] != TokenType.UNUSED and texts[token] != text:
+            raise _ambiguous(path, f"{texts[token]!r} and {text!r} are both token {token}")
         if entry.get("special") or looks_special(text):
             texts[token], types[token] = text, TokenType.CONTROL
         else:
             # llama.cpp matches these against text in which spaces are still spaces.
             texts[token], types[token] = text.replace("▁", " "), TokenType.USER_DEFINED
+    _check_texts(path, texts)
     return texts, types
 
 
+def _check_texts(path: Path, texts: list[str]) -> None:
+    """The library ends the process over a text that stands twice, and reads no further than a zero byte."""
+    if len(set(texts)) == len(texts) and not any("\0" in text for text in texts):
+        return
+    seen: dict[str, int] = {}
+    for token, text in enumerate(texts):
+        if text in seen or "\0" in text:
+            what = f"is token {seen[text]} too" if text in seen else "has a zero byte"
+            raise _ambiguous(path, f"token {token}, {text!r}, {what}")
+        seen[text] = token
+
+
+def _ambiguous(path: Path, what: str) -> UnusableInputError:
+    return UnusableInputError(f"{path}: {what}", "the tokenizer was edited or merged wrongly: get the original")
+
+
 def added_tokens(path: Path, parsed: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """The added tokens by id."""
+    """The added tokens by id; the tokenizers library has checked their form."""
     entries = parsed.get("added_tokens") or []
-    try:
-        return {int(entry["id"]): entry for entry in entries if isinstance(entry["content"], str)}
-    except (TypeError, KeyError, ValueError):
-        raise UnusableInputError(f"{path}: added_tokens is malformed", "download the file again") from None
+    by_id = {int(entry["id"]): entry for entry in entries}
+    if len(by_id) != len(entries):
+        raise _ambiguous(path, "two added tokens have the same id")
+    return by_id
+
+
+def merge_pairs(path: Path, parsed: dict[str, Any]) -> list[tuple[str, str]]:
+    """The merges, most important first, of old (`"left right"`) and new (`["left", "right"]`) files alike.
+
+    The tokenizers library has checked their form, but accepts a file without any.
+    """
+    entries = parsed["model"].get("merges")
+    if not entries:
+        raise UnusableInputError(f"{path}: the tokenizer has no merges", "download the file again")
+    pairs = (entry.split(" ") if isinstance(entry, str) else entry for entry in entries)
+    return [(left, right) for left, right in pairs]
 
 
 def looks_special(text: str) -> bool:
