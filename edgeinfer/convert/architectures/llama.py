@@ -71,7 +71,7 @@ def llama3_rope_factors(config: Config) -> NDArray[np.float32]:
     Long wavelengths are slowed by `factor`, short ones kept, those between blended
     (transformers: modeling_rope_utils.py, _compute_llama3_parameters).
     """
-    # In float32 and in the reference's order of operations, for the result is stored: torch divides a number by a tensor
+    # In float32 and in the order of the reference, for the result is stored: torch divides a number by a tensor
     # as the number times the reciprocal, and its powers are correctly rounded.
     rope, dim, f32 = config.rope, head_dim(config), np.float32
     factor = f32(rope.number("factor"))
