@@ -57,7 +57,8 @@ def _model_name(checkpoint: Checkpoint) -> str:
     remembered = checkpoint.config.get("_name_or_path")
     if isinstance(remembered, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", remembered) and remembered[0] != ".":
         return remembered
-    name = os.fsencode(checkpoint.path.resolve().name).decode("utf-8", "replace")  # need not be text
+    # The name that the user gave, not a link's target; a file name need not be text.
+    name = os.fsencode(os.path.basename(os.path.abspath(checkpoint.path))).decode("utf-8", "replace")
     return name or "model"
 
 

@@ -51,7 +51,7 @@ def prepare(source: Path, output: Path | None, options: ConvertOptions) -> Plann
     checkpoint = replace(checkpoint, config=checkpoint.config.with_defaults(architecture.defaults))
     tokenizer = load_tokenizer(checkpoint)
     plan = build(checkpoint, architecture, tokenizer.metadata, options)
-    name = re.sub(r"[^\w.-]", "-", source.resolve().name) or "model"
+    name = re.sub(r"[^\w.-]", "-", os.path.basename(os.path.abspath(source))) or "model"
     return Planned(checkpoint, tokenizer, plan, output or Path(f"{name}-{wanted.name}.gguf"))
 
 

@@ -157,12 +157,16 @@ class NativeBackend:
         if n_outputs == 0:
             llama.llama_synchronize(self._open_handle)
             return self._logits[:0]
-        address = ctypes.addressof(llama.llama_get_logits(self._open_handle).contents)
+        address = _get_logits_address(self._open_handle)
         if address != self._logits_address or n_outputs > len(self._logits):
             buffer = (ctypes.c_float * (n_outputs * self._n_vocab)).from_address(address)
             self._logits = np.frombuffer(memoryview(buffer), np.float32).reshape(n_outputs, self._n_vocab)
             self._logits_address = address
-        return self._logits[:n_outputs]
+        return self._logits if n_outputs == len(self._logits) else self._logits[:n_outputs]
+
+
+# As the bindings declare it, it returns a pointer object, which costs more per token than sampling does.
+_get_logits_address = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("llama_get_logits", llama._lib))
 
 
 class _Batch:
@@ -195,27 +199,38 @@ class _Batch:
 
     def fill(self, rows: Sequence[Row], n_vocab: int) -> tuple[int, int]:
         """Lay the rows out one after the other; returns how many tokens, and how many rows of logits."""
-        n_tokens = sum(len(row.tokens) for row in rows)
-        if not 0 < n_tokens <= self.capacity:
-            raise ValueError(f"a batch of {n_tokens} tokens, not 1 to {self.capacity}")
         start = n_outputs = 0
         for row in rows:
-            self.check_sequence(row.seq_id)
             length = len(row.tokens)
-            if row.pos0 < 0 or not 0 <= row.logits_from <= length or length == 0:
-                raise ValueError(f"not a row: {length} tokens at {row.pos0}, logits from {row.logits_from}")
             end = start + length
-            self._tokens[start:end] = row.tokens
-            self._positions[start:end] = row.pos0 if length == 1 else np.arange(row.pos0, row.pos0 + length)
-            self._id_pointers[start:end] = self._ids_address + self._ids.itemsize * row.seq_id
-            self._outputs[start:end] = 0
-            self._outputs[start + row.logits_from : end] = 1
-            start, n_outputs = end, n_outputs + row.n_logits
-        # As unsigned numbers, negative ids are too large as well.
-        if self._tokens[:n_tokens].view(np.uint32).max() >= n_vocab:
-            raise ValueError(f"a token outside the vocabulary of {n_vocab}")
-        self.struct.n_tokens = n_tokens
-        return n_tokens, n_outputs
+            self._check(row, length, end)
+            if length == 1:  # every row while decoding: the fewest operations, for the caches are cold after a pass
+                lowest = highest = self._tokens[start] = int(row.tokens[0])
+                self._positions[start] = row.pos0
+                self._id_pointers[start] = self._ids_address + self._ids.itemsize * row.seq_id
+                self._outputs[start] = 1 - row.logits_from
+            else:
+                lowest, highest = row.tokens.min(), row.tokens.max()
+                self._tokens[start:end] = row.tokens
+                self._positions[start:end] = np.arange(row.pos0, row.pos0 + length)
+                self._id_pointers[start:end] = self._ids_address + self._ids.itemsize * row.seq_id
+                self._outputs[start:end] = 0
+                self._outputs[start + row.logits_from : end] = 1
+            if lowest < 0 or highest >= n_vocab:
+                raise ValueError(f"a token outside the vocabulary of {n_vocab}")
+            start, n_outputs = end, n_outputs + length - row.logits_from
+        if start == 0:
+            raise ValueError("a batch without rows")
+        self.struct.n_tokens = start
+        return start, n_outputs
+
+    def _check(self, row: Row, length: int, end: int) -> None:
+        if not 0 <= row.seq_id < self._max_sequences:
+            raise ValueError(f"sequence {row.seq_id} is not one of {self._max_sequences}")
+        if row.pos0 < 0 or not 0 <= row.logits_from <= length or length == 0:
+            raise ValueError(f"not a row: {length} tokens at {row.pos0}, logits from {row.logits_from}")
+        if end > self.capacity:
+            raise ValueError(f"a batch of {end} tokens or more, not 1 to {self.capacity}")
 
 
 def _c_abort_callback() -> Any:

@@ -104,6 +104,7 @@ class NativeVocabulary:
     def __init__(self, model_handle: int) -> None:
         self._handle: int = llama.llama_model_get_vocab(model_handle)
         self._n_tokens = int(llama.llama_vocab_n_tokens(self._handle))
+        self._pieces: dict[int, bytes] = {}  # of the tokens that have been asked for: texts repeat themselves
 
     @property
     def handle(self) -> int:
@@ -168,14 +169,20 @@ class NativeVocabulary:
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes that a token stands for; control tokens give nothing unless `special`."""
+        if not special and token in self._pieces:
+            return self._pieces[token]
         self._check(token)
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)
             written = int(llama.llama_token_to_piece(self._handle, token, buffer, size, 0, special))
             if written >= 0:
-                return buffer.raw[:written]
+                break
             size = -written
+        piece = buffer.raw[:written]
+        if not special:
+            self._pieces[token] = piece
+        return piece
 
     def text(self, token: int) -> str:
         """How the vocabulary spells a token, control tokens too."""

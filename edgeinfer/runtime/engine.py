@@ -29,7 +29,7 @@ def next_rows(active: Sequence[Generation], budget: int, chunk: int = PREFILL_CH
     """
     rows: list[Row] = []
     chosen: list[Generation] = []
-    for generation in sorted(active, key=lambda g: g.remaining > 1):
+    for generation in sorted(active, key=lambda g: g.remaining > 1) if len(active) > 1 else active:
         length = min(generation.remaining, chunk, budget)
         if length == 0:
             break

@@ -50,6 +50,16 @@ def test_the_name_is_the_directory_s_and_the_type_s(
     assert _listed(out) == ["model-Q8_0.gguf"]
 
 
+@pytest.mark.parametrize("source", ["../model/.", "../out/../model", "../link"])
+def test_the_name_is_the_one_that_was_given(
+    checkpoint: Path, out: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    (out.parent / "link").symlink_to(checkpoint)
+    monkeypatch.chdir(out)
+    name = "link" if source == "../link" else "model"
+    assert convert(source, options=QUICK).output == f"{name}-Q8_0.gguf"
+
+
 def test_an_odd_directory_name_makes_a_plain_file_name(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,10 +178,7 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(checkpoint: Path, out: Pa
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError, OSError])
 def test_whatever_ends_the_block_leaves_nothing(out: Path, error: type[BaseException]) -> None:
-    with (
-        pytest.raises((ResourceError, BaseException)),
-        pipeline.replaced_when_done(out / "a", overwrite=False) as partial,
-    ):
+    with pytest.raises(error), pipeline.replaced_when_done(out / "a", overwrite=False) as partial:  # noqa: PT012
         partial.write_text("half")
         raise error
     assert _listed(out) == []

@@ -71,27 +71,22 @@ def llama3_rope_factors(config: Config) -> NDArray[np.float32]:
     Long wavelengths are slowed by `factor`, short ones kept, those between blended
     (transformers: modeling_rope_utils.py, _compute_llama3_parameters).
     """
-    rope, dim = config.rope, head_dim(config)
-    factor = rope.number("factor")
-    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    context = rope.integer("original_max_position_embeddings")
+    # In float32 and in the order of the reference, for the result is stored: torch divides a number by a tensor
+    # as the number times the reciprocal, and its powers are correctly rounded.
+    rope, dim, f32 = config.rope, head_dim(config), np.float32
+    factor = f32(rope.number("factor"))
+    low, high = f32(rope.number("low_freq_factor")), f32(rope.number("high_freq_factor"))
     if low >= high:
         raise UnusableInputError(
             f"{config.path}: low_freq_factor {low:g} is not below high_freq_factor {high:g}", "is this file complete?"
         )
-    # In float32, as the reference: the blend is sensitive to where a wavelength falls.
-    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    frequencies = np.float32(1) / np.float32(rope.number("rope_theta")) ** exponents
-    factors = []
-    for wavelength in (2 * math.pi / frequencies).astype(np.float32).tolist():
-        if wavelength < context / high:
-            factors.append(1.0)
-        elif wavelength > context / low:
-            factors.append(factor)
-        else:
-            smooth = (context / wavelength - low) / (high - low)
-            factors.append(1 / ((1 - smooth) / factor + smooth))
-    return np.array(factors, dtype=np.float32)
+    context, one = f32(rope.integer("original_max_position_embeddings")), f32(1)
+    exponents = np.arange(0, dim, 2, dtype=f32) / f32(dim)
+    frequencies = one / (rope.number("rope_theta") ** exponents.astype(np.float64)).astype(f32)
+    wavelengths = one / frequencies * f32(2 * math.pi)
+    smooth = (one / wavelengths * context - low) / (high - low)
+    slowed = np.where(wavelengths > context / low, factor, one / ((one - smooth) / factor + smooth))
+    return np.where(wavelengths < context / high, one, slowed)
 
 
 ARCHITECTURE = Architecture(
