@@ -80,6 +80,8 @@ def set_verbose(verbose: bool) -> None:
 def forget_errors() -> None:
     """Start a new collection of errors, before a call whose failure is to be explained."""
     _errors.clear()
+    # Whoever imports the bindings' own package in this process puts its callback in the place of ours.
+    llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
 
 
 def last_error() -> str:
