@@ -69,7 +69,7 @@ def execute(
     and may not be overwritten, ResourceError when it cannot be written, and what `write` and `verify` raise.
     """
     started = time.perf_counter()
-    total = sum(source.nbytes for tensor in planned.plan.tensors for source in tensor.sources)
+    total = sum(part.nbytes for tensor in planned.plan.tensors for part in tensor.parts)
     try:
         _check_target(planned, overwrite=options.overwrite)
         with replaced_when_done(planned.output, overwrite=options.overwrite) as partial:

@@ -3,59 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgeinfer.convert.architectures.base import (
-    Architecture,
-    ConstantRule,
-    RowTransform,
-    TensorRule,
-    n_kv_heads,
-    n_layers,
-)
-from edgeinfer.convert.checkpoint import Checkpoint, TensorSpec
-from edgeinfer.convert.config import Config
+from edgeinfer.convert.architectures.base import Architecture
+from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.file_types import FileType, file_type, tensor_type
 from edgeinfer.convert.metadata import general_metadata
 from edgeinfer.convert.mixture import ModelFacts, Overrides, assign, may_quantize, requires_imatrix
-from edgeinfer.errors import NotFoundError, UnusableInputError, UsageError
+from edgeinfer.convert.resolve import FLOAT_TYPES, TensorPlan, resolve
+from edgeinfer.errors import NotFoundError, UsageError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.options import ConvertOptions
 
 QUANTIZATION_VERSION = 2
-FLOAT_TYPES = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
-
-
-@dataclass(frozen=True, slots=True)
-class TensorPlan:
-    """One tensor of the output. `shape` is ggml's order: the row length first.
-
-    The rows of `sources`, one after the other, are its rows, each source reordered by `transform`;
-    without sources, `constant` holds its F32 bytes.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    type: GGMLType
-    sources: tuple[TensorSpec, ...]
-    transform: RowTransform | None = None
-    constant: bytes = b""
-    fallback_from: GGMLType | None = None
-
-    @property
-    def n_elements(self) -> int:
-        """The product of the shape."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in the output."""
-        return self.type.row_nbytes(self.shape[0]) * (self.n_elements // self.shape[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +64,15 @@ def build(
     wanted = file_type(options.type)
     overrides = _overrides(options, wanted)
     config = checkpoint.config
-    rules, dropped = _resolve(checkpoint, list(architecture.tensors(config)))
-    draft = sorted((_unquantized(checkpoint, rule) for rule in rules), key=lambda t: file_order(t.name))
+    hyperparameters = architecture.metadata(config)
+    draft, dropped = resolve(checkpoint, list(architecture.tensors(config)))
+    draft.sort(key=lambda t: file_order(t.name))
     _refuse_idle_patterns(overrides, draft)
     choices = assign(
-        [(t.name, t.shape, _float_type(t, wanted)) for t in draft], wanted, _facts(architecture, config), overrides
+        [(t.name, t.shape, _float_type(t, wanted)) for t in draft],
+        wanted,
+        _facts(architecture, hyperparameters),
+        overrides,
     )
     tensors = tuple(
         replace(t, type=choice.type, fallback_from=choice.fallback_from)
@@ -119,7 +85,7 @@ def build(
         "general.architecture": architecture.name,
         "general.type": "model",
         **{f"general.{key}": value for key, value in general.items()},
-        **{f"{architecture.name}.{key}": value for key, value in architecture.metadata(config).items()},
+        **{f"{architecture.name}.{key}": value for key, value in hyperparameters.items()},
         **tokenizer_metadata,
         "general.quantization_version": QUANTIZATION_VERSION,
         "general.file_type": wanted.id,
@@ -162,92 +128,25 @@ def _refuse_idle_patterns(overrides: Overrides, tensors: Iterable[TensorPlan]) -
             )
 
 
-def _facts(architecture: Architecture, config: Config) -> ModelFacts:
-    heads = config.integer("num_attention_heads")
-    return ModelFacts(architecture.name, n_layers(config), heads, n_kv_heads(config))
+def _facts(architecture: Architecture, hyperparameters: Mapping[str, Any]) -> ModelFacts:
+    def of_layer_0(key: str) -> int:
+        value = hyperparameters.get(key, 0)
+        return int(value if isinstance(value, int) else value[0])
 
-
-# Buffers that old checkpoints saved along with the weights.
-_BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
-
-
-def _resolve(
-    checkpoint: Checkpoint, rules: Sequence[TensorRule | ConstantRule]
-) -> tuple[list[TensorRule | ConstantRule], tuple[str, ...]]:
-    """Drop the optional rules whose tensor isn't there; complain about all that doesn't fit at once."""
-    there = checkpoint.tensors
-    sources = {rule.source: rule for rule in rules if isinstance(rule, TensorRule)}
-    missing = [name for name, rule in sources.items() if name not in there and not rule.optional]
-    surplus = [name for name in there if name not in sources and not name.endswith(_BUFFERS)]
-    wrong = [
-        f"{name} has {list(there[name].shape)}, expected {list(rule.shape)}"
-        for name, rule in sources.items()
-        if name in there and there[name].shape != rule.shape
-    ]
-    untyped = [
-        f"{name} is {there[name].dtype}" for name in sources if name in there and there[name].dtype not in FLOAT_TYPES
-    ]
-    problems = [
-        f"{len(names)} {what}: {', '.join(names)}"
-        for what, names in (
-            ("tensors are missing", missing),
-            ("tensors are surplus", surplus),
-            ("tensors have the wrong shape", wrong),
-            ("tensors are not floating-point", untyped),
-        )
-        if names
-    ]
-    if problems:
-        raise UnusableInputError(
-            f"{checkpoint.path}: {'; '.join(problems)}", "do config.json and the weights belong together?"
-        )
-    kept = [rule for rule in rules if isinstance(rule, ConstantRule) or rule.source in there]
-    return _without_tied_copy(checkpoint, kept)
-
-
-def _without_tied_copy(
-    checkpoint: Checkpoint, rules: list[TensorRule | ConstantRule]
-) -> tuple[list[TensorRule | ConstantRule], tuple[str, ...]]:
-    """A head that is tied and stored all the same is left out if it really is the embedding, kept if it isn't."""
-    head = next((r for r in rules if isinstance(r, TensorRule) and r.name == "output.weight" and r.optional), None)
-    embedding = next((r for r in rules if r.name == "token_embd.weight"), None)
-    if head is None or not isinstance(embedding, TensorRule):
-        return rules, ()
-    if not same_bytes(checkpoint.tensors[head.source], checkpoint.tensors[embedding.source]):
-        return rules, ()
-    return [rule for rule in rules if rule is not head], (f"{head.source} (the same as {embedding.source})",)
-
-
-def same_bytes(a: TensorSpec, b: TensorSpec) -> bool:
-    """Whether two tensors hold the same bytes; reads them only when size and type agree."""
-    if (a.dtype, a.shape) != (b.dtype, b.shape):
-        return False
-    step = 1 << 20
-    try:
-        with open(a.path, "rb") as file_a, open(b.path, "rb") as file_b:
-            file_a.seek(a.offset)
-            file_b.seek(b.offset)
-            return all(
-                file_a.read(min(step, a.nbytes - done)) == file_b.read(min(step, a.nbytes - done))
-                for done in range(0, a.nbytes, step)
-            )
-    except OSError as error:
-        raise UnusableInputError(f"{a.path}: cannot be read ({error.strerror})", "was it changed meanwhile?") from None
-
-
-def _unquantized(checkpoint: Checkpoint, rule: TensorRule | ConstantRule) -> TensorPlan:
-    if isinstance(rule, ConstantRule):
-        data = rule.values.astype("<f4").tobytes()
-        return TensorPlan(rule.name, rule.values.shape[::-1], GGMLType.F32, (), constant=data)
-    spec = checkpoint.tensors[rule.source]
-    return TensorPlan(rule.name, spec.shape[::-1], GGMLType.F32, (spec,), rule.transform)
+    return ModelFacts(
+        architecture.name,
+        n_layers=hyperparameters["block_count"],
+        n_heads=of_layer_0("attention.head_count"),
+        n_kv_heads=of_layer_0("attention.head_count_kv"),
+        n_experts=hyperparameters.get("expert_count", 0),
+    )
 
 
 def _float_type(tensor: TensorPlan, wanted: FileType) -> GGMLType:
     """The type of a tensor that isn't quantized: F32 for vectors and norms, else the asked or the checkpoint's own."""
     if len(tensor.shape) < 2 or not may_quantize(tensor.name, tensor.shape):
         return GGMLType.F32
-    return FLOAT_TYPES[tensor.sources[0].dtype] if wanted.default.is_quantized else wanted.default
+    return FLOAT_TYPES[tensor.parts[0].spec.dtype] if wanted.default.is_quantized else wanted.default
 
 
 def _refuse_without_imatrix(tensors: Iterable[TensorPlan], wanted: FileType) -> None:

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.convert.checkpoint import TensorSpec
-from edgeinfer.convert.plan import ConvertPlan, TensorPlan
+from edgeinfer.convert.checkpoint import DTYPE_NBYTES
+from edgeinfer.convert.plan import ConvertPlan
+from edgeinfer.convert.resolve import FLOAT_TYPES, PartPlan, TensorPlan
 from edgeinfer.convert.writer import data_nbytes, encode_header, tensor_offsets
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.ggml_types import GGMLType
@@ -31,16 +32,20 @@ SLAB_ELEMENTS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """Rows `[row0, row0 + n_rows)` of one source of a tensor, and where their result goes."""
+    """Rows `[row0, row0 + n_rows)` of a part of a tensor, and where their result goes."""
 
     tensor: TensorPlan
-    source: TensorSpec
+    part: PartPlan
     row0: int
     n_rows: int
-    row_length: int
     out_offset: int
     """Bytes from the start of the file."""
     out_nbytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of input."""
+        return self.n_rows * self.part.row_length * DTYPE_NBYTES[self.part.spec.dtype]
 
 
 def write(plan: ConvertPlan, path: Path, quantizer: Quantizer, threads: int, progress: Callable[[int], None]) -> None:
@@ -68,17 +73,17 @@ def write(plan: ConvertPlan, path: Path, quantizer: Quantizer, threads: int, pro
 def _slabs(plan: ConvertPlan, data_offset: int) -> Iterator[Slab]:
     for tensor, offset in zip(plan.tensors, tensor_offsets(plan.tensors), strict=True):
         out_offset = data_offset + offset
-        # A vector is a column of rows of one element: its elements are what a transform reorders.
-        row_length = tensor.shape[0] if len(tensor.shape) > 1 else 1
-        group = tensor.transform.rows_per_group if tensor.transform else 1
-        rows_per_slab = max(SLAB_ELEMENTS // row_length // group, 1) * group
-        out_row_nbytes = tensor.type.row_nbytes(row_length)
-        for source in tensor.sources:
-            n_rows = source.nbytes // _ITEM_NBYTES[source.dtype] // row_length
-            for row0 in range(0, n_rows, rows_per_slab):
-                rows = min(rows_per_slab, n_rows - row0)
-                yield Slab(tensor, source, row0, rows, row_length, out_offset, rows * out_row_nbytes)
-                out_offset += rows * out_row_nbytes
+        for part in tensor.parts:
+            transform = part.transform
+            group = transform.rows_per_group if transform else 1
+            rows_per_slab = max(SLAB_ELEMENTS // part.row_length // group, 1) * group
+            end = part.first_row + part.n_rows
+            for row0 in range(part.first_row, end, rows_per_slab):
+                n_rows = min(rows_per_slab, end - row0)
+                n_elements = (transform.n_kept(n_rows) if transform else n_rows) * part.row_length
+                out_nbytes = n_elements // tensor.type.block_length * tensor.type.block_nbytes
+                yield Slab(tensor, part, row0, n_rows, out_offset, out_nbytes)
+                out_offset += out_nbytes
 
 
 def _run(
@@ -96,7 +101,7 @@ def _run(
                     return
                 worker.do(slab)
                 with lock:
-                    progress(slab.n_rows * slab.row_length * _ITEM_NBYTES[slab.source.dtype])
+                    progress(slab.nbytes)
         finally:
             worker.close()
 
@@ -110,7 +115,6 @@ def _run(
         future.result()
 
 
-_ITEM_NBYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _RAW: dict[str, np.dtype[Any]] = {"F32": np.dtype("<u4"), "F16": np.dtype("<u2"), "BF16": np.dtype("<u2")}
 # The bits of a positive infinity; without the sign bit, every NaN lies above it and every number below.
 _INFINITY = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
@@ -138,10 +142,13 @@ class _Worker:
     def do(self, slab: Slab) -> None:
         raw = self._read(slab)
         _check_finite(slab, raw)
-        if slab.tensor.type == _SAME.get(slab.source.dtype):
-            _write_at(self._output, self._reordered(slab, raw), slab.out_offset)
+        view = slab.part.transform.view(raw) if slab.part.transform else raw
+        if slab.tensor.type == FLOAT_TYPES[slab.part.spec.dtype] and not slab.tensor.add:
+            _write_at(self._output, np.ascontiguousarray(view), slab.out_offset)
             return
-        rows = self._widened(slab, raw)
+        rows = self._widened(slab, view)
+        if slab.tensor.add:
+            rows += np.float32(slab.tensor.add)
         if slab.tensor.type is GGMLType.F16:
             _check_f16_range(slab, rows)
         out = self._out = _at_least(self._out, slab.out_nbytes)
@@ -151,48 +158,38 @@ class _Worker:
 
     def _read(self, slab: Slab) -> NDArray[Any]:
         """The slab's bits, shape `(rows, row length)`, as unsigned integers."""
-        source = slab.source
-        item = _ITEM_NBYTES[source.dtype]
-        nbytes = slab.n_rows * slab.row_length * item
+        spec, nbytes = slab.part.spec, slab.nbytes
         self._raw = _at_least(self._raw, nbytes)
         try:
-            self._open(source.path)
-            _read_at(self._input, self._raw[:nbytes].data, source.offset + slab.row0 * slab.row_length * item)
+            self._open(spec.path)
+            _read_at(self._input, self._raw[:nbytes].data, spec.offset + nbytes // slab.n_rows * slab.row0)
         except (OSError, EOFError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it has become shorter"
             raise UnusableInputError(
-                f"{source.path}: tensor {source.name} cannot be read ({reason})", "was it changed meanwhile?"
+                f"{spec.path}: tensor {spec.name} cannot be read ({reason})", "was it changed meanwhile?"
             ) from None
-        raw: NDArray[Any] = self._raw[:nbytes].view(_RAW[source.dtype])
-        return raw.reshape(slab.n_rows, slab.row_length)
+        raw: NDArray[Any] = self._raw[:nbytes].view(_RAW[spec.dtype])
+        return raw.reshape(slab.n_rows, slab.part.row_length)
 
     def _open(self, path: Path) -> None:
         if path != self._path:
             self.close()
             self._input, self._path = os.open(path, os.O_RDONLY), path
 
-    def _reordered(self, slab: Slab, raw: NDArray[Any]) -> NDArray[Any]:
-        transform = slab.tensor.transform
-        return raw if transform is None else np.ascontiguousarray(transform.view(raw))
-
-    def _widened(self, slab: Slab, raw: NDArray[Any]) -> NDArray[np.float32]:
-        """The slab's rows in their new order, as F32."""
-        transform = slab.tensor.transform
-        view = raw if transform is None else transform.view(raw)
-        self._wide = _at_least(self._wide, raw.size)
-        wide = self._wide[: raw.size]
+    def _widened(self, slab: Slab, view: NDArray[Any]) -> NDArray[np.float32]:
+        """The elements of `view` in its order as F32, shape `(rows, row length of the output)`."""
+        self._wide = _at_least(self._wide, view.size)
+        wide = self._wide[: view.size]
         target = wide.reshape(view.shape)
-        match slab.source.dtype:
+        match slab.part.spec.dtype:
             case "BF16":
                 np.left_shift(view, 16, out=target.view(np.uint32), dtype=np.uint32)
             case "F16":
                 np.copyto(target, view.view(np.float16))
             case _:
                 np.copyto(target, view.view(np.float32))
-        return wide.reshape(raw.shape)
-
-
-_SAME = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
+        shape = slab.tensor.shape
+        return wide.reshape(-1, shape[0] if len(shape) > 1 else 1)
 
 
 def _at_least(buffer: NDArray[Any], size: int) -> NDArray[Any]:
@@ -201,14 +198,15 @@ def _at_least(buffer: NDArray[Any], size: int) -> NDArray[Any]:
 
 def _check_finite(slab: Slab, raw: NDArray[Any]) -> None:
     # The quantizers let many a NaN pass, and every one spoils a whole block.
-    infinity = _INFINITY[slab.source.dtype]
-    magnitude = raw & _MAGNITUDE[slab.source.dtype]
+    spec = slab.part.spec
+    infinity = _INFINITY[spec.dtype]
+    magnitude = raw & _MAGNITUDE[spec.dtype]
     if int(magnitude.max(initial=0)) < infinity:
         return
     row = int((magnitude >= infinity).any(axis=1).argmax())
     kind = "NaN" if int(magnitude[row].max()) > infinity else "an infinite value"
     raise UnusableInputError(
-        f"{slab.source.path}: tensor {slab.source.name} has {kind} in row {slab.row0 + row}",
+        f"{spec.path}: tensor {spec.name} has {kind} in row {slab.row0 + row}",
         "the weights are broken: get them again, or the checkpoint of another training step",
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeinfer.convert.plan import TensorPlan
+from edgeinfer.convert.resolve import TensorPlan
 
 ALIGNMENT = 32
 _STRING, _ARRAY = 8, 9

@@ -176,9 +176,9 @@ def test_what_a_config_leaves_out_has_transformers_default(tmp_path: Path) -> No
 def test_llama_permutes_query_and_key_and_qwen2_does_not(tmp_path: Path) -> None:
     llama = _plan(write_checkpoint(tmp_path / "llama", llama_config(attention_bias=True)))
     qwen2 = _plan(write_checkpoint(tmp_path / "qwen2", qwen2_config()))
-    reordered = {t.name for t in llama.plan.tensors if t.transform}
+    reordered = {t.name for t in llama.plan.tensors if t.parts[0].transform}
     assert reordered == {f"blk.{i}.attn_{x}.{part}" for i in (0, 1) for x in "qk" for part in ("weight", "bias")}
-    assert not any(t.transform for t in qwen2.plan.tensors)
+    assert not any(t.parts[0].transform for t in qwen2.plan.tensors)
     assert {"blk.0.attn_output.bias"} == {n for n in _types(llama) if n.startswith("blk.0")} - {
         n for n in _types(qwen2) if n.startswith("blk.0")
     }

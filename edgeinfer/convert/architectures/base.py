@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +20,20 @@ View = Callable[[NDArray[Any]], NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class RowTransform:
-    """A reordering of rows that works on groups of `rows_per_group` rows, so that a slab of groups is enough.
+    """A reordering or choice of rows that works on groups of `rows_per_group`, so that a slab of groups is enough.
 
-    `view` maps rows of shape `(n, row length)`, `n` a multiple of `rows_per_group`, to a view with the same
-    elements in the new order (of any shape); nothing is copied.
+    `view` maps rows of shape `(n, row length)`, `n` a multiple of `rows_per_group`, to a view of the elements of
+    `rows_kept` rows per group in their new order (of any shape); nothing is copied.
     """
 
     rows_per_group: int
     view: View
+    rows_kept: int = 0
+    """0 keeps all of them."""
+
+    def n_kept(self, n_rows: int) -> int:
+        """How many of `n_rows` rows' worth of elements the view has."""
+        return n_rows // self.rows_per_group * (self.rows_kept or self.rows_per_group)
 
 
 def interleave_halves(head_dim: int) -> RowTransform:
@@ -39,15 +45,62 @@ def interleave_halves(head_dim: int) -> RowTransform:
     return RowTransform(head_dim, lambda rows: rows.reshape(-1, 2, head_dim // 2, rows.shape[1]).swapaxes(1, 2))
 
 
-@dataclass(frozen=True, slots=True)
-class TensorRule:
-    """One tensor of the GGUF file: where it comes from and the shape that it must have there (row length last)."""
+def every_other(first: int) -> RowTransform:
+    """Rows `first, first + 2, …`: one half of two matrices that were stored row by row in turn."""
+    return RowTransform(2, lambda rows: rows[first::2], rows_kept=1)
 
-    name: str
+
+def transposed(n_rows: int) -> RowTransform:
+    """Rows and columns exchanged, a whole matrix of `n_rows` at a time."""
+    return RowTransform(n_rows, lambda rows: rows.reshape(-1, n_rows, rows.shape[1]).swapaxes(1, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of one tensor of the checkpoint, seen as a matrix; a vector is a column of rows of one element."""
+
     source: str
     shape: tuple[int, ...]
+    """What the tensor must have there, row length last."""
+    first_row: int = 0
+    n_rows: int | None = None
+    """None: all from `first_row` on."""
     transform: RowTransform | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRule:
+    """One tensor of the GGUF file: the parts whose rows it is made of, one after the other."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Row length last."""
+    parts: tuple[Part, ...]
+    add: float = 0.0
+    """Added to every element."""
     optional: bool = False
+    """Left out when the checkpoint has none of the parts."""
+
+
+def tensor(
+    name: str,
+    source: str,
+    shape: tuple[int, ...],
+    transform: RowTransform | None = None,
+    *,
+    add: float = 0.0,
+    optional: bool = False,
+) -> TensorRule:
+    """The commonest rule: one tensor becomes one of the same shape."""
+    return TensorRule(name, shape, (Part(source, shape, transform=transform),), add, optional)
+
+
+def stack(
+    name: str, sources: Sequence[str], shape: tuple[int, ...], transform: RowTransform | None = None
+) -> TensorRule:
+    """Tensors of equal shape become one with a dimension more in front, as ggml wants experts."""
+    parts = tuple(Part(source, shape, transform=transform) for source in sources)
+    return TensorRule(name, (len(sources), *shape), parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +214,7 @@ _YARN_NUMBERS = {
 def embedding_tensors(config: Config) -> Iterator[TensorRule]:
     """Token embedding, final norm and output head; the head is absent when it is tied to the embedding."""
     embd, vocab = config.integer("hidden_size"), config.vocab_size
-    yield TensorRule("token_embd.weight", "model.embed_tokens.weight", (vocab, embd))
-    yield TensorRule("output_norm.weight", "model.norm.weight", (embd,))
+    yield tensor("token_embd.weight", "model.embed_tokens.weight", (vocab, embd))
+    yield tensor("output_norm.weight", "model.norm.weight", (embd,))
     tied = config.flag("tie_word_embeddings")
-    yield TensorRule("output.weight", "lm_head.weight", (vocab, embd), optional=tied)
+    yield tensor("output.weight", "lm_head.weight", (vocab, embd), optional=tied)

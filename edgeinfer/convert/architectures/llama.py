@@ -19,6 +19,7 @@ from edgeinfer.convert.architectures.base import (
     interleave_halves,
     n_kv_heads,
     n_layers,
+    tensor,
 )
 from edgeinfer.convert.config import Config
 from edgeinfer.errors import UnusableInputError
@@ -45,7 +46,7 @@ def tensors(config: Config) -> Iterator[TensorRule | ConstantRule]:
         yield ConstantRule("rope_freqs.weight", llama3_rope_factors(config))
     for i in range(n_layers(config)):
         to, at = f"blk.{i}", f"model.layers.{i}"
-        yield TensorRule(f"{to}.attn_norm.weight", f"{at}.input_layernorm.weight", (embd,))
+        yield tensor(f"{to}.attn_norm.weight", f"{at}.input_layernorm.weight", (embd,))
         for name, part, rows, row_length, transform in (
             ("attn_q", "q_proj", q, embd, rotary),
             ("attn_k", "k_proj", kv, embd, rotary),
@@ -53,16 +54,16 @@ def tensors(config: Config) -> Iterator[TensorRule | ConstantRule]:
             ("attn_output", "o_proj", embd, q, None),
         ):
             source = f"{at}.self_attn.{part}"
-            yield TensorRule(f"{to}.{name}.weight", f"{source}.weight", (rows, row_length), transform)
-            yield TensorRule(f"{to}.{name}.bias", f"{source}.bias", (rows,), transform, optional=attention_bias)
-        yield TensorRule(f"{to}.ffn_norm.weight", f"{at}.post_attention_layernorm.weight", (embd,))
+            yield tensor(f"{to}.{name}.weight", f"{source}.weight", (rows, row_length), transform)
+            yield tensor(f"{to}.{name}.bias", f"{source}.bias", (rows,), transform, optional=attention_bias)
+        yield tensor(f"{to}.ffn_norm.weight", f"{at}.post_attention_layernorm.weight", (embd,))
         for name, part, rows, row_length in (
             ("ffn_gate", "gate_proj", ffn, embd),
             ("ffn_up", "up_proj", ffn, embd),
             ("ffn_down", "down_proj", embd, ffn),
         ):
-            yield TensorRule(f"{to}.{name}.weight", f"{at}.mlp.{part}.weight", (rows, row_length))
-            yield TensorRule(f"{to}.{name}.bias", f"{at}.mlp.{part}.bias", (rows,), optional=mlp_bias)
+            yield tensor(f"{to}.{name}.weight", f"{at}.mlp.{part}.weight", (rows, row_length))
+            yield tensor(f"{to}.{name}.bias", f"{at}.mlp.{part}.bias", (rows,), optional=mlp_bias)
 
 
 def llama3_rope_factors(config: Config) -> NDArray[np.float32]:

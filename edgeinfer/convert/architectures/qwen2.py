@@ -12,6 +12,7 @@ from edgeinfer.convert.architectures.base import (
     head_dim,
     n_kv_heads,
     n_layers,
+    tensor,
 )
 from edgeinfer.convert.config import Config
 
@@ -24,15 +25,15 @@ def tensors(config: Config) -> Iterator[TensorRule]:
     yield from embedding_tensors(config)
     for i in range(n_layers(config)):
         to, at = f"blk.{i}", f"model.layers.{i}"
-        yield TensorRule(f"{to}.attn_norm.weight", f"{at}.input_layernorm.weight", (embd,))
+        yield tensor(f"{to}.attn_norm.weight", f"{at}.input_layernorm.weight", (embd,))
         for name, rows in (("q", q), ("k", kv), ("v", kv)):
-            yield TensorRule(f"{to}.attn_{name}.weight", f"{at}.self_attn.{name}_proj.weight", (rows, embd))
-            yield TensorRule(f"{to}.attn_{name}.bias", f"{at}.self_attn.{name}_proj.bias", (rows,))
-        yield TensorRule(f"{to}.attn_output.weight", f"{at}.self_attn.o_proj.weight", (embd, q))
-        yield TensorRule(f"{to}.ffn_norm.weight", f"{at}.post_attention_layernorm.weight", (embd,))
-        yield TensorRule(f"{to}.ffn_gate.weight", f"{at}.mlp.gate_proj.weight", (ffn, embd))
-        yield TensorRule(f"{to}.ffn_up.weight", f"{at}.mlp.up_proj.weight", (ffn, embd))
-        yield TensorRule(f"{to}.ffn_down.weight", f"{at}.mlp.down_proj.weight", (embd, ffn))
+            yield tensor(f"{to}.attn_{name}.weight", f"{at}.self_attn.{name}_proj.weight", (rows, embd))
+            yield tensor(f"{to}.attn_{name}.bias", f"{at}.self_attn.{name}_proj.bias", (rows,))
+        yield tensor(f"{to}.attn_output.weight", f"{at}.self_attn.o_proj.weight", (embd, q))
+        yield tensor(f"{to}.ffn_norm.weight", f"{at}.post_attention_layernorm.weight", (embd,))
+        yield tensor(f"{to}.ffn_gate.weight", f"{at}.mlp.gate_proj.weight", (ffn, embd))
+        yield tensor(f"{to}.ffn_up.weight", f"{at}.mlp.up_proj.weight", (ffn, embd))
+        yield tensor(f"{to}.ffn_down.weight", f"{at}.mlp.down_proj.weight", (embd, ffn))
 
 
 ARCHITECTURE = Architecture(

@@ -1,0 +1,162 @@
+"""Finds each tensor of the output in the checkpoint; complains about all that doesn't fit at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgeinfer.convert.architectures.base import ConstantRule, Part, RowTransform, TensorRule
+from edgeinfer.convert.checkpoint import DTYPE_NBYTES, Checkpoint, TensorSpec
+from edgeinfer.errors import UnusableInputError
+from edgeinfer.ggml_types import GGMLType
+
+FLOAT_TYPES = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
+
+
+@dataclass(frozen=True, slots=True)
+class PartPlan:
+    """Rows `[first_row, first_row + n_rows)` of a tensor of the checkpoint, reordered by `transform`."""
+
+    spec: TensorSpec
+    first_row: int
+    n_rows: int
+    transform: RowTransform | None
+
+    @property
+    def row_length(self) -> int:
+        """Elements of a row; a vector is a column."""
+        return self.spec.shape[-1] if len(self.spec.shape) > 1 else 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of input."""
+        return self.n_rows * self.row_length * DTYPE_NBYTES[self.spec.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan:
+    """One tensor of the output. `shape` is ggml's order: the row length first.
+
+    The rows of `parts`, one after the other, are its rows, with `add` added; without parts, `constant` holds its F32
+    bytes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLType
+    parts: tuple[PartPlan, ...]
+    add: float = 0.0
+    constant: bytes = b""
+    fallback_from: GGMLType | None = None
+
+    @property
+    def n_elements(self) -> int:
+        """The product of the shape."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the output."""
+        return self.type.row_nbytes(self.shape[0]) * (self.n_elements // self.shape[0])
+
+
+# Buffers that old checkpoints saved along with the weights.
+_BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
+
+
+def resolve(
+    checkpoint: Checkpoint, rules: Sequence[TensorRule | ConstantRule]
+) -> tuple[list[TensorPlan], tuple[str, ...]]:
+    """The tensors of the output, not quantized yet, and what of the checkpoint it does without, with the reason.
+
+    Raises UnusableInputError that names every tensor that is missing, surplus, wrongly shaped or not floating-point.
+    """
+    _check(checkpoint, [rule for rule in rules if isinstance(rule, TensorRule)])
+    there = checkpoint.tensors
+    kept = [rule for rule in rules if isinstance(rule, ConstantRule) or rule.parts[0].source in there]
+    copy = _tied_copy(checkpoint, kept)
+    if copy:
+        kept = [rule for rule in kept if rule.name != "output.weight"]
+    return [_plan(checkpoint, rule) for rule in kept], copy
+
+
+def _check(checkpoint: Checkpoint, rules: Sequence[TensorRule]) -> None:
+    there = checkpoint.tensors
+    parts = {part.source: part for rule in rules for part in rule.parts}
+    optional = {rule.parts[0].source for rule in rules if rule.optional and rule.parts[0].source not in there}
+    missing = [
+        part.source
+        for rule in rules
+        for part in rule.parts
+        if part.source not in there and rule.parts[0].source not in optional
+    ]
+    surplus = [name for name in there if name not in parts and not name.endswith(_BUFFERS)]
+    wrong = [
+        f"{name} has {list(there[name].shape)}, expected {list(part.shape)}"
+        for name, part in parts.items()
+        if name in there and there[name].shape != part.shape
+    ]
+    untyped = [
+        f"{name} is {there[name].dtype}" for name in parts if name in there and there[name].dtype not in FLOAT_TYPES
+    ]
+    problems = [
+        f"{len(names)} {what}: {', '.join(names)}"
+        for what, names in (
+            ("tensors are missing", list(dict.fromkeys(missing))),
+            ("tensors are surplus", surplus),
+            ("tensors have the wrong shape", wrong),
+            ("tensors are not floating-point", untyped),
+        )
+        if names
+    ]
+    if problems:
+        raise UnusableInputError(
+            f"{checkpoint.path}: {'; '.join(problems)}", "do config.json and the weights belong together?"
+        )
+
+
+def _tied_copy(checkpoint: Checkpoint, rules: Sequence[TensorRule | ConstantRule]) -> tuple[str, ...]:
+    """A head that is tied and stored all the same is left out if it really is the embedding, kept if it isn't."""
+    by_name = {rule.name: rule for rule in rules if isinstance(rule, TensorRule)}
+    head, embedding = by_name.get("output.weight"), by_name.get("token_embd.weight")
+    if head is None or embedding is None or not head.optional:
+        return ()
+    copy, original = (checkpoint.tensors[rule.parts[0].source] for rule in (head, embedding))
+    return (f"{copy.name} (the same as {original.name})",) if same_bytes(copy, original) else ()
+
+
+def same_bytes(a: TensorSpec, b: TensorSpec) -> bool:
+    """Whether two tensors hold the same bytes; reads them only when size and type agree."""
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    step = 1 << 20
+    try:
+        with open(a.path, "rb") as file_a, open(b.path, "rb") as file_b:
+            file_a.seek(a.offset)
+            file_b.seek(b.offset)
+            return all(
+                file_a.read(min(step, a.nbytes - done)) == file_b.read(min(step, a.nbytes - done))
+                for done in range(0, a.nbytes, step)
+            )
+    except OSError as error:
+        raise UnusableInputError(f"{a.path}: cannot be read ({error.strerror})", "was it changed meanwhile?") from None
+
+
+def _plan(checkpoint: Checkpoint, rule: TensorRule | ConstantRule) -> TensorPlan:
+    if isinstance(rule, ConstantRule):
+        data = rule.values.astype("<f4").tobytes()
+        return TensorPlan(rule.name, rule.values.shape[::-1], GGMLType.F32, (), constant=data)
+    parts = tuple(_part(checkpoint.tensors[part.source], part) for part in rule.parts)
+    planned = sum(p.row_length * (p.transform.n_kept(p.n_rows) if p.transform else p.n_rows) for p in parts)
+    assert planned == math.prod(rule.shape), f"the rule for {rule.name} gives {planned} elements, not {rule.shape}"
+    return TensorPlan(rule.name, rule.shape[::-1], GGMLType.F32, parts, rule.add)
+
+
+def _part(spec: TensorSpec, part: Part) -> PartPlan:
+    row_length = spec.shape[-1] if len(spec.shape) > 1 else 1
+    rows = math.prod(spec.shape) // row_length
+    return PartPlan(spec, part.first_row, rows - part.first_row if part.n_rows is None else part.n_rows, part.transform)
