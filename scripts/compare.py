@@ -187,14 +187,15 @@ def main() -> None:
     arguments = parser.parse_args()
     machine = _machine()
     peers = build_peers.build()
-    lines = [_line(HEAD), "| --- | --- | --- | --- | --- |"]
+    console.result("\n".join([_line(HEAD), "| --- | --- | --- | --- | --- |"]))
     cache_dir("compare").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache_dir("compare")) as scratch:
         bench = Bench(peers, Path(scratch), arguments.repetitions)
         for name in arguments.only or COMPARISONS:
             console.note(f"{name}: {COMPARISONS[name].__doc__}")
-            lines += map(_line, COMPARISONS[name](bench))
-    console.result("\n".join([*lines, "", machine]))
+            for row in COMPARISONS[name](bench):
+                console.result(_line(row))
+    console.result(f"\n{machine}")
 
 
 if __name__ == "__main__":
