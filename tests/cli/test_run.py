@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -221,6 +222,7 @@ def test_ctrl_c_keeps_the_part_of_the_answer(smollm2_gguf):
 def test_a_terminal_without_a_prompt_is_a_chat(smollm2_gguf):
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.execv(sys.executable, [*COMMAND, str(smollm2_gguf), "-n", "8", "--temp", "0"])
 
     seen = b""
@@ -228,6 +230,7 @@ def test_a_terminal_without_a_prompt_is_a_chat(smollm2_gguf):
     def expect(text):
         nonlocal seen
         while text not in seen:
+            assert select.select([terminal], [], [], 120)[0], seen
             seen += os.read(terminal, 4096)
         seen = seen[seen.index(text) + len(text) :]
 
