@@ -234,18 +234,18 @@ def test_a_terminal_without_a_prompt_is_a_chat(smollm2_gguf):
             seen += os.read(terminal, 4096)
         seen = seen[seen.index(text) + len(text) :]
 
-    expect(b">>> ")
-    os.write(terminal, b"/help\n")
+    def say(text):
+        expect(b">>> ")
+        time.sleep(1)  # the prompt is printed before the line editor has taken the terminal over
+        os.write(terminal, text)
+
+    say(b"/help\n")
     expect(b"/regen")
-    expect(b">>> ")
-    os.write(terminal, b"Hello\n")
+    say(b"Hello\n")
     expect(b"Hello\r\n")
-    expect(b">>> ")
-    os.write(terminal, b"/nonsense\n")
+    say(b"/nonsense\n")
     expect(b"not a command")
-    expect(b">>> ")
-    os.write(terminal, b"\x03")
+    say(b"\x03")
     expect(b"Ctrl-C again")
-    expect(b">>> ")
-    os.write(terminal, b"\x04")
+    say(b"\x04")
     assert os.waitpid(pid, 0)[1] == 0
