@@ -19,6 +19,14 @@ from edgeinfer.convert.checkpoint import read_safetensors_header
 from edgeinfer.convert.plan import ConvertPlan
 from edgeinfer.errors import UnusableInputError
 
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
 
 def _make(name: str, folder: Path, **changes: Any) -> Path:
     """The plain variant of a model with a changed config; a change to None leaves the key out."""
@@ -48,6 +56,8 @@ def _plan(checkpoint: Path) -> ConvertPlan:
         ("gemma2", {"layer_types": ["full_attention"] * 4}),
         ("gemma2", {"hidden_activation": "gelu"}),
         ("gemma3", {"sliding_window_pattern": 2}),
+        ("qwen2", {"rope_scaling": LLAMA3_ROPE}),
+        ("smollm3", {"rope_scaling": LLAMA3_ROPE}),
         ("gemma3", {"attn_logit_softcapping": 50.0}),
         ("gemma3", {"use_bidirectional_attention": True}),
         ("phi3", {"partial_rotary_factor": 1.5}),
