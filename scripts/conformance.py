@@ -27,6 +27,7 @@ from toolbox import run
 from edgeinfer.convert.file_types import FILE_TYPES
 from edgeinfer.errors import CheckFailedError, ResourceError
 from edgeinfer.gguf_file.header import read_header
+from edgeinfer.native import library
 
 TYPES = ("BF16", "Q4_K_M", "Q3_K_M", "Q5_K_S", "IQ4_XS", "Q2_K", "Q4_0", "MXFP4_MOE")
 POSITIONS = (20, 47)
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--update", action="store_true", help="write the golden data anew")
     arguments = parser.parse_args()
     peers = build_peers.reference()
+    library.set_verbose(False)
     changed = []
     for name in arguments.names or model_names():
         model = read_model(name)

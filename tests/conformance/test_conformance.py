@@ -21,7 +21,7 @@ from edgeinfer.gguf_file.header import read_header
 from edgeinfer.options import ConvertOptions, RuntimeOptions
 from edgeinfer.types import Refusal, Row
 
-golden: dict[str, Any] = {name: json.loads((GOLDEN / f"{name}.json").read_text("utf-8")) for name in model_names()}
+golden: dict[str, Any] = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(GOLDEN.glob("*.json"))}
 VARIANTS = [(name, variant) for name in golden for variant in golden[name]["variants"]]
 
 
@@ -29,6 +29,10 @@ VARIANTS = [(name, variant) for name in golden for variant in golden[name]["vari
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
     folder = tmp_path_factory.mktemp("checkpoints")
     return {(name, variant): make_checkpoint(read_model(name), variant, folder) for name, variant in VARIANTS}
+
+
+def test_every_model_has_golden_data() -> None:
+    assert list(golden) == model_names(), "scripts/conformance.py --update MODEL"
 
 
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
