@@ -1,7 +1,7 @@
 """Compares tests/conformance/golden with what transformers and llama.cpp make of the same checkpoints today.
 
 For each variant of each model: `convert_hf_to_gguf.py --outtype bf16`, then `llama_model_quantize` of the installed
-library to a handful of types. Kept are a hash of the tensor table with all data and the count of tensors per type, the
+library to a handful of types. Kept are hashes of the tensor table and of all data, the count of tensors per type, the
 metadata, and transformers' logits at a few positions. `--update` writes the golden data anew. Needs the environment of
 the peers (scripts/build_peers.py), which is made the first time.
 """
@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import hashlib
 import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +93,15 @@ def _quantized(intermediate: Path) -> dict[str, Any]:
         params.ftype = FILE_TYPES[name].id
         if llama_cpp.llama_model_quantize(bytes(intermediate), bytes(output), ctypes.byref(params)):
             raise ResourceError(f"llama_model_quantize to {name} failed", "its own message stands above")
-        found[name] = summarize(read_header(output))
+        header = read_header(output)
+        found[name] = {**summarize(header), "table": type_table((t.name, t.type.name) for t in header.tensors)}
     metadata = readable_metadata(read_header(intermediate))
     return {"metadata": {k: v for k, v in metadata.items() if not k.startswith("tokenizer.")}, "types": found}
+
+
+def type_table(types: Iterable[tuple[str, str]]) -> str:
+    """A hash over the name and type of every tensor: the part of a file that a plan knows already."""
+    return hashlib.sha256("\n".join(map(" ".join, types)).encode()).hexdigest()[:16]
 
 
 def _agrees(found: dict[str, Any], path: Path) -> bool:
