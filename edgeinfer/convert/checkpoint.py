@@ -46,6 +46,8 @@ class Checkpoint:
     path: Path
     config: Config
     tensors: dict[str, TensorSpec]
+    left_out: tuple[str, ...] = ()
+    """What else the files hold, with the reason why it isn't in `tensors`."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -1,0 +1,80 @@
+"""Each architecture against its references: llama.cpp's script and quantizer to the byte, transformers' logits closely.
+
+`golden/` holds what the references said; `make conformance` asks them anew and tests every type's data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conformance import GOLDEN, TYPES, type_table
+from golden_conversions import readable_metadata, summarize
+from random_checkpoint import PLAIN, make_checkpoint, model_names, prompt, read_model
+
+from edgeinfer.api.convert import plan_conversion, run_conversion
+from edgeinfer.api.model import load
+from edgeinfer.gguf_file.header import Header, read_header
+from edgeinfer.options import ConvertOptions, RuntimeOptions
+from edgeinfer.types import Refusal, Row
+
+golden: dict[str, Any] = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(GOLDEN.glob("*.json"))}
+VARIANTS = [(name, variant) for name in golden for variant in golden[name]["variants"]]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {(name, variant): make_checkpoint(read_model(name), variant, folder) for name, variant in VARIANTS}
+
+
+def test_every_model_has_golden_data() -> None:
+    assert list(golden) == model_names(), "scripts/conformance.py --update MODEL"
+
+
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_every_tensor_has_the_type_that_llama_cpp_gives_it(
+    name: str, variant: str, checkpoints: dict[tuple[str, str], Path]
+) -> None:
+    for file_type, expected in golden[name]["variants"][variant]["types"].items():
+        plan = plan_conversion(checkpoints[name, variant], options=ConvertOptions(type=file_type)).plan
+        assert Counter(t.type.name for t in plan.tensors) == expected["types"], file_type
+        assert type_table((t.name, t.type.name) for t in plan.tensors) == expected["table"], file_type
+
+
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+@pytest.mark.parametrize("file_type", TYPES)
+def test_tensors_are_llama_cpps_to_the_byte(
+    name: str, variant: str, file_type: str, checkpoints: dict[tuple[str, str], Path], tmp_path: Path
+) -> None:
+    header = _convert(checkpoints[name, variant], file_type, tmp_path)
+    expected = golden[name]["variants"][variant]["types"][file_type]
+    assert summarize(header) == {"sha256": expected["sha256"], "types": expected["types"]}
+    if file_type == "BF16":
+        ours = {key: text for key, text in readable_metadata(header).items() if not key.startswith("tokenizer.")}
+        theirs = golden[name]["variants"][variant]["metadata"]
+        different = {key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)}
+        assert different == set(read_model(name).deviations), {k: (ours.get(k), theirs.get(k)) for k in different}
+
+
+@pytest.mark.parametrize("name", golden)
+def test_logits_are_those_of_transformers(name: str, checkpoints: dict[tuple[str, str], Path], tmp_path: Path) -> None:
+    header = _convert(checkpoints[name, PLAIN], "F32", tmp_path, verify=True)
+    model, tokens = read_model(name), prompt(read_model(name))
+    exact = RuntimeOptions(ctx_size=64, flash_attn="off", cache_type_k="f32", cache_type_v="f32")
+    with load(header.path, exact) as loaded:
+        logits = loaded.backend.forward([Row(0, tokens, 0, 0)])
+        assert not isinstance(logits, Refusal)
+        for position, expected in golden[name]["logits"].items():
+            np.testing.assert_allclose(logits[int(position)], expected, rtol=0, atol=model.tolerance)
+
+
+def _convert(checkpoint: Path, file_type: str, folder: Path, *, verify: bool = False) -> Header:
+    options = ConvertOptions(type=file_type, verify=verify)
+    planned = plan_conversion(checkpoint, folder / "out.gguf", options)
+    run_conversion(planned, options)
+    return read_header(planned.output)
