@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 _CPU_DIRECTORY = Path("/sys/devices/system/cpu")
+_LOADAVG = Path("/proc/loadavg")
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -18,6 +19,15 @@ def default_threads() -> int:
     cpus = _allowed_cpus()
     cores = {_siblings(cpu) for cpu in cpus}
     return max(1, min(len(cores), _quota() or len(cores)))
+
+
+def other_running_threads() -> int:
+    """How many threads besides this one run or wait for a core at this moment; 0 where the system doesn't tell."""
+    try:
+        runnable, _, _ = _LOADAVG.read_text().split()[3].partition("/")
+        return max(0, int(runnable) - 1)
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def peak_rss_bytes() -> int:

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from edgeinfer.errors import ResourceError
+from edgeinfer.native.devices import other_running_threads
 
 _ERROR, _CONTINUATION = 4, 5  # enum ggml_log_level
 _MAX_ERRORS = 16
@@ -42,10 +43,10 @@ def _import_bindings() -> Any:
         del sys.modules[name]
 
 
-# Threads that wait for each other spin before they sleep. GNU OpenMP's default is milliseconds: with any other program
-# on the cores, that waits for threads that cannot run, and a token takes a hundred times longer. It reads this once,
-# when it is loaded; who has set it, or OMP_WAIT_POLICY, has decided.
-if "OMP_WAIT_POLICY" not in os.environ:
+if "OMP_WAIT_POLICY" not in os.environ and other_running_threads() > 0:
+    # The library's threads spin while they wait for each other, by GNU OpenMP's default for milliseconds. That is
+    # fastest on a machine of their own; next to other programs they spin while the one they wait for cannot run, and a
+    # token takes up to a hundred times longer. OpenMP reads this when it is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 llama: Any = _import_bindings()

@@ -167,7 +167,12 @@ def test_a_directory_with_one_model_names_it(smollm2_gguf, tmp_path):
 def started(*arguments):
     """A command that runs while the test goes on."""
     process = subprocess.Popen(
-        [*COMMAND, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*COMMAND, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Whoever runs the tests may ignore it, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     with process:
         try:

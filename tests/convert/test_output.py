@@ -184,6 +184,12 @@ def test_whatever_ends_the_block_leaves_nothing(out: Path, error: type[BaseExcep
     assert _listed(out) == []
 
 
+def _default_signals() -> None:
+    """Whoever runs the tests may ignore signals (nohup does), and children inherit that."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class TestProcesses:
     """What only a process of its own can show."""
 
@@ -201,7 +207,7 @@ class TestProcesses:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            **options,
+            **{"preexec_fn": _default_signals, **options},
         )
 
     def _wait_for_partial(self, out: Path, process: subprocess.Popen[str]) -> None:
