@@ -103,6 +103,12 @@ def test_the_parts_of_a_multimodal_model_that_see_are_left_out_and_named(tmp_pat
     assert plan.metadata["gemma3.attention.head_count"] == 4
 
 
+def test_a_multimodal_model_is_not_named_after_its_text_model(tmp_path: Path) -> None:
+    text = {**read_model("gemma3-multimodal").config["text_config"], "_name_or_path": "google/text-model"}
+    plan = _plan(_make("gemma3-multimodal", tmp_path, text_config=text))
+    assert plan.metadata["general.name"] == "Gemma3 Multimodal Plain"
+
+
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model.", "model."])
 def test_the_text_model_is_found_by_whichever_name_it_has(prefix: str, tmp_path: Path) -> None:
     model = replace(read_model("gemma3-multimodal"), prefixes={"model.": prefix})
