@@ -8,7 +8,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def prepare(source: Path, output: Path | None, options: ConvertOptions) -> Plann
     checkpoint = text_model(checkpoint, architecture)
     tokenizer = load_tokenizer(checkpoint)
     plan = build(checkpoint, architecture, tokenizer.metadata, options)
-    name = re.sub(r"[^\w.-]", "-", source.absolute().name) or "model"
+    name = re.sub(r"[^\w.-]", "-", os.path.basename(os.path.abspath(source))) or "model"
     return Planned(checkpoint, tokenizer, plan, output or Path(f"{name}-{wanted.name}.gguf"))
 
 
@@ -71,17 +71,25 @@ def execute(
     """
     started = time.perf_counter()
     total = sum(part.nbytes for tensor in planned.plan.tensors for part in tensor.parts)
-    _check_target(planned, overwrite=options.overwrite)
-    with replaced_when_done(planned.output, overwrite=options.overwrite) as partial:
-        write(planned.plan, partial, quantizer, threads, lambda nbytes: progress(nbytes, total))
-        if options.verify:
-            verify(partial, planned.plan, planned.tokenizer.original, quantizer, open_model)
+    try:
+        _check_target(planned, overwrite=options.overwrite)
+        with replaced_when_done(planned.output, overwrite=options.overwrite) as partial:
+            write(planned.plan, partial, quantizer, threads, lambda nbytes: progress(nbytes, total))
+            if options.verify:
+                verify(partial, planned.plan, planned.tokenizer.original, quantizer, open_model)
+    except OSError as error:
+        raise ResourceError(
+            f"{planned.output}: cannot be written ({error.strerror})", "free some space, or choose another -o"
+        ) from error
     return time.perf_counter() - started
 
 
 @contextmanager
 def replaced_when_done(output: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A temporary path beside `output` that takes its name if the block ends well, and goes away if not."""
+    """A temporary path beside `output` that takes its name if the block ends well, and goes away if not.
+
+    Raises UsageError when another process has made `output` meanwhile and it may not be overwritten.
+    """
     # Not made of the output's name, which may be as long as a name can be already.
     partial = output.with_name(f".edgeinfer-{secrets.token_hex(8)}.partial")
     try:
@@ -90,12 +98,9 @@ def replaced_when_done(output: Path, *, overwrite: bool) -> Iterator[Path]:
             raise _exists(output)
         os.replace(partial, output)
         _sync_directory(output.parent)
-    except OSError as error:
-        raise ResourceError(
-            f"{output}: cannot be written ({error.strerror})", "free some space, or choose another -o"
-        ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # it has its new name, or was never made; another error says more
+            partial.unlink()
 
 
 def _check_target(planned: Planned, *, overwrite: bool) -> None:
@@ -108,7 +113,7 @@ def _check_target(planned: Planned, *, overwrite: bool) -> None:
         raise UsageError(f"{output}: not a regular file", "name a file with -o")
     if output.exists() and any(map(output.samefile, _files_of(planned.checkpoint))):
         raise UsageError(f"{output}: is part of the checkpoint itself", "choose another -o")
-    if not os.access(output.parent, os.W_OK):
+    if not output.parent.is_dir() or not os.access(output.parent, os.W_OK):
         raise ResourceError(f"{output.parent}: not a directory that can be written to", "choose another -o")
     free = shutil.disk_usage(output.parent).free
     if nbytes > free:
