@@ -8,6 +8,7 @@ _API = {
     "convert": "edgeinfer.api.convert",
     "inspect": "edgeinfer.api.inspect",
     "load": "edgeinfer.api.model",
+    "tokenize": "edgeinfer.api.vocabulary",
     "Model": "edgeinfer.api.model",
 }
 
@@ -17,7 +18,9 @@ def __getattr__(name: str) -> Any:
     if name in _API:
         from importlib import import_module
 
-        return getattr(import_module(_API[name]), name)
+        # Kept, because the import has put the package `edgeinfer.convert` where the function belongs.
+        value = globals()[name] = getattr(import_module(_API[name]), name)
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
