@@ -65,7 +65,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise UnusableInputError(f"{path}: not a Hugging Face checkpoint (no config.json)", "is the download complete?")
     config = Config(path / "config.json", read_object(path / "config.json"))
     method = config.quantization_method
-    if method is not None:
+    if method not in (None, "mxfp4"):  # MXFP4 is a format of numbers that GGUF has too
         raise UnusableInputError(
             f"{path}: the weights are quantized already ({method})", "convert the checkpoint that it was made from"
         )

@@ -25,18 +25,22 @@ class Config:
         """The same config, where `defaults` holds for what is missing (or null)."""
         return Config(self.path, self.values, defaults)
 
+    def with_values(self, values: Mapping[str, Any]) -> Config:
+        """The same config with some values replaced."""
+        return Config(self.path, {**self.values, **values}, self._defaults)
+
     def get(self, key: str) -> Any:
         """The raw value, its default, or None."""
         value = self.values.get(key)
         return self._defaults.get(key) if value is None else value
 
-    def integer(self, key: str, *, at_most: int = 2**31 - 1) -> int:
-        """A whole number from 1 to `at_most`; UnusableInputError when it is missing or something else."""
+    def integer(self, key: str, *, at_least: int = 1, at_most: int = 2**31 - 1) -> int:
+        """A whole number from `at_least` to `at_most`; UnusableInputError when it is missing or something else."""
         value = self.get(key)
         if type(value) is float and value.is_integer():
             value = int(value)
-        if type(value) is not int or not 1 <= value <= at_most:
-            raise self._bad(key, f"a whole number from 1 to {at_most}", value)
+        if type(value) is not int or not at_least <= value <= at_most:
+            raise self._bad(key, f"a whole number from {at_least} to {at_most}", value)
         return value
 
     def number(self, key: str) -> float:
@@ -54,6 +58,18 @@ class Config:
         if type(value) is not bool:
             raise self._bad(key, "true or false", value)
         return value
+
+    def require(self, key: str, *known: Any) -> None:
+        """Raise UnusableInputError unless the value is one of `known`, those that the architecture is built for."""
+        if self.get(key) not in known:
+            described = " or ".join(map(repr, known))
+            raise self.impossible(
+                f"{key!r} is {reprlib.repr(self.get(key))}, this architecture is known with {described}"
+            )
+
+    def impossible(self, what: str) -> UnusableInputError:
+        """The error for values that are well-formed but cannot be."""
+        return UnusableInputError(f"{self.path}: {what}", "is this file complete?")
 
     @property
     def hf_class(self) -> str:
@@ -84,7 +100,7 @@ class Config:
         """
         section: dict[str, Any] = {}
         for key in ("rope_scaling", "rope_parameters"):
-            value = self.values.get(key)
+            value = self.get(key)
             if value is not None and not isinstance(value, dict):
                 raise self._bad(key, "an object", value)
             section.update(value or {})

@@ -48,7 +48,9 @@ def prepare(source: Path, output: Path | None, options: ConvertOptions) -> Plann
     wanted = file_type(options.type)
     checkpoint = open_checkpoint(source)
     architecture = lookup(checkpoint.config)
-    checkpoint = replace(checkpoint, config=checkpoint.config.with_defaults(architecture.defaults))
+    checkpoint = architecture.adapted(
+        replace(checkpoint, config=checkpoint.config.with_defaults(architecture.defaults))
+    )
     tokenizer = load_tokenizer(checkpoint)
     plan = build(checkpoint, architecture, tokenizer.metadata, options)
     name = re.sub(r"[^\w.-]", "-", source.absolute().name) or "model"

@@ -12,7 +12,7 @@ from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.file_types import FileType, file_type, tensor_type
 from edgeinfer.convert.metadata import general_metadata
 from edgeinfer.convert.mixture import ModelFacts, Overrides, assign, may_quantize, requires_imatrix
-from edgeinfer.convert.resolve import FLOAT_TYPES, TensorPlan, resolve
+from edgeinfer.convert.resolve import TensorPlan, resolve
 from edgeinfer.errors import NotFoundError, UsageError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.options import ConvertOptions
@@ -65,7 +65,7 @@ def build(
     overrides = _overrides(options, wanted)
     config = checkpoint.config
     hyperparameters = architecture.metadata(config)
-    draft, dropped = resolve(checkpoint, list(architecture.tensors(config)))
+    draft, dropped = resolve(checkpoint, list(architecture.tensors(config)), architecture.unused(config))
     draft.sort(key=lambda t: file_order(t.name))
     _refuse_idle_patterns(overrides, draft)
     choices = assign(
@@ -85,12 +85,16 @@ def build(
         "general.architecture": architecture.name,
         "general.type": "model",
         **{f"general.{key}": value for key, value in general.items()},
-        **{f"{architecture.name}.{key}": value for key, value in hyperparameters.items()},
+        **{_key(architecture.name, key): value for key, value in hyperparameters.items()},
         **tokenizer_metadata,
         "general.quantization_version": QUANTIZATION_VERSION,
         "general.file_type": wanted.id,
     }
     return ConvertPlan(architecture.name, wanted, metadata, tensors, dropped)
+
+
+def _key(architecture: str, key: str) -> str:
+    return key if key.startswith("tokenizer.") else f"{architecture}.{key}"
 
 
 def file_order(name: str) -> tuple[int, bytes]:
@@ -146,7 +150,7 @@ def _float_type(tensor: TensorPlan, wanted: FileType) -> GGMLType:
     """The type of a tensor that isn't quantized: F32 for vectors and norms, else the asked or the checkpoint's own."""
     if len(tensor.shape) < 2 or not may_quantize(tensor.name, tensor.shape):
         return GGMLType.F32
-    return FLOAT_TYPES[tensor.parts[0].spec.dtype] if wanted.default.is_quantized else wanted.default
+    return tensor.parts[0].type if wanted.default.is_quantized else wanted.default
 
 
 def _refuse_without_imatrix(tensors: Iterable[TensorPlan], wanted: FileType) -> None:

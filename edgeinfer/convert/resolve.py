@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from edgeinfer.convert.architectures.base import ConstantRule, Part, RowTransform, TensorRule
-from edgeinfer.convert.checkpoint import DTYPE_NBYTES, Checkpoint, TensorSpec
+from edgeinfer.convert.checkpoint import Checkpoint, TensorSpec
+from edgeinfer.convert.mxfp4 import BLOCK_LENGTH
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.ggml_types import GGMLType
 
@@ -21,17 +23,26 @@ class PartPlan:
     spec: TensorSpec
     first_row: int
     n_rows: int
+    row_length: int
+    """Elements of a row; a vector is a column."""
     transform: RowTransform | None
+    scales: TensorSpec | None = None
+    """Of MXFP4 blocks, whose packed bytes `spec` has."""
 
     @property
-    def row_length(self) -> int:
-        """Elements of a row; a vector is a column."""
-        return self.spec.shape[-1] if len(self.spec.shape) > 1 else 1
+    def type(self) -> GGMLType:
+        """The type that the elements have already."""
+        return GGMLType.MXFP4 if self.scales else FLOAT_TYPES[self.spec.dtype]
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of input of a row, the scales too."""
+        return self.type.row_nbytes(self.row_length)
 
     @property
     def nbytes(self) -> int:
         """Bytes of input."""
-        return self.n_rows * self.row_length * DTYPE_NBYTES[self.spec.dtype]
+        return self.n_rows * self.row_nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,44 +80,67 @@ _BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 
 
 def resolve(
-    checkpoint: Checkpoint, rules: Sequence[TensorRule | ConstantRule]
+    checkpoint: Checkpoint, rules: Sequence[TensorRule | ConstantRule], unused: Mapping[str, str]
 ) -> tuple[list[TensorPlan], tuple[str, ...]]:
     """The tensors of the output, not quantized yet, and what of the checkpoint it does without, with the reason.
 
-    Raises UnusableInputError that names every tensor that is missing, surplus, wrongly shaped or not floating-point.
+    `unused` is what Architecture.unused gives. Raises UnusableInputError that names every tensor that is missing,
+    surplus, wrongly shaped or of a type that the rules don't expect.
     """
-    _check(checkpoint, [rule for rule in rules if isinstance(rule, TensorRule)])
+    used = {
+        source for rule in rules if isinstance(rule, TensorRule) for part in rule.parts for source in _sources(part)
+    }
+    spare = {name: _reason(name, unused) for name in checkpoint.tensors if name not in used}
+    _check(checkpoint, [rule for rule in rules if isinstance(rule, TensorRule)], [n for n in spare if spare[n] is None])
     there = checkpoint.tensors
     kept = [rule for rule in rules if isinstance(rule, ConstantRule) or rule.parts[0].source in there]
     copy = _tied_copy(checkpoint, kept)
     if copy:
         kept = [rule for rule in kept if rule.name != "output.weight"]
-    return [_plan(checkpoint, rule) for rule in kept], copy
+    return [_plan(checkpoint, rule) for rule in kept], (*copy, *_left_out(spare))
 
 
-def _check(checkpoint: Checkpoint, rules: Sequence[TensorRule]) -> None:
+def _sources(part: Part) -> dict[str, tuple[int, ...]]:
+    """The tensors that a part needs, with their shapes."""
+    return {part.source: part.shape, **({part.scales: part.shape[:-1]} if part.scales else {})}
+
+
+def _reason(name: str, unused: Mapping[str, str]) -> str | None:
+    """Why a tensor that no rule asks for may be there; "" if that need not be said, None if it may not."""
+    if name.endswith(_BUFFERS):
+        return ""
+    return next((reason for pattern, reason in unused.items() if re.match(pattern, name)), None)
+
+
+def _left_out(spare: Mapping[str, str | None]) -> Iterator[str]:
+    """A note for each reason."""
+    for reason in dict.fromkeys(filter(None, spare.values())):
+        names = [name for name in spare if spare[name] == reason]
+        yield f"{names[0]} ({reason})" if len(names) == 1 else f"{len(names)} tensors like {names[0]} ({reason})"
+
+
+def _check(checkpoint: Checkpoint, rules: Sequence[TensorRule], surplus: Sequence[str]) -> None:
     there = checkpoint.tensors
-    parts = {part.source: part for rule in rules for part in rule.parts}
-    optional = {rule.parts[0].source for rule in rules if rule.optional and rule.parts[0].source not in there}
-    missing = [
-        part.source
-        for rule in rules
-        for part in rule.parts
-        if part.source not in there and rule.parts[0].source not in optional
-    ]
-    surplus = [name for name in there if name not in parts and not name.endswith(_BUFFERS)]
+    shapes: dict[str, tuple[int, ...]] = {}
+    for rule in rules:
+        if not rule.optional or rule.parts[0].source in there:
+            for part in rule.parts:
+                shapes |= _sources(part)
+    packed = {source for rule in rules for part in rule.parts if part.scales for source in _sources(part)}
     wrong = [
-        f"{name} has {list(there[name].shape)}, expected {list(part.shape)}"
-        for name, part in parts.items()
-        if name in there and there[name].shape != part.shape
+        f"{name} has {list(there[name].shape)}, expected {list(shape)}"
+        for name, shape in shapes.items()
+        if name in there and there[name].shape != shape
     ]
     untyped = [
-        f"{name} is {there[name].dtype}" for name in parts if name in there and there[name].dtype not in FLOAT_TYPES
+        f"{name} is {there[name].dtype}"
+        for name in shapes
+        if name in there and there[name].dtype not in (("U8",) if name in packed else FLOAT_TYPES)
     ]
     problems = [
         f"{len(names)} {what}: {', '.join(names)}"
         for what, names in (
-            ("tensors are missing", list(dict.fromkeys(missing))),
+            ("tensors are missing", [name for name in shapes if name not in there]),
             ("tensors are surplus", surplus),
             ("tensors have the wrong shape", wrong),
             ("tensors are not floating-point", untyped),
@@ -150,13 +184,21 @@ def _plan(checkpoint: Checkpoint, rule: TensorRule | ConstantRule) -> TensorPlan
     if isinstance(rule, ConstantRule):
         data = rule.values.astype("<f4").tobytes()
         return TensorPlan(rule.name, rule.values.shape[::-1], GGMLType.F32, (), constant=data)
-    parts = tuple(_part(checkpoint.tensors[part.source], part) for part in rule.parts)
+    parts = tuple(_part(checkpoint, part) for part in rule.parts)
     planned = sum(p.row_length * (p.transform.n_kept(p.n_rows) if p.transform else p.n_rows) for p in parts)
     assert planned == math.prod(rule.shape), f"the rule for {rule.name} gives {planned} elements, not {rule.shape}"
-    return TensorPlan(rule.name, rule.shape[::-1], GGMLType.F32, parts, rule.add)
+    shape = rule.shape
+    while len(shape) > 1 and shape[0] == 1:  # llama.cpp's writer has no trailing dimensions of 1 either
+        shape = shape[1:]
+    return TensorPlan(rule.name, shape[::-1], GGMLType.F32, parts, rule.add)
 
 
-def _part(spec: TensorSpec, part: Part) -> PartPlan:
-    row_length = spec.shape[-1] if len(spec.shape) > 1 else 1
-    rows = math.prod(spec.shape) // row_length
-    return PartPlan(spec, part.first_row, rows - part.first_row if part.n_rows is None else part.n_rows, part.transform)
+def _part(checkpoint: Checkpoint, part: Part) -> PartPlan:
+    spec = checkpoint.tensors[part.source]
+    n_elements = math.prod(spec.shape)
+    row_length = part.row_length or (spec.shape[-1] if len(spec.shape) > 1 else 1)
+    if part.scales:
+        n_elements, row_length = 2 * n_elements, spec.shape[-2] * BLOCK_LENGTH
+    n_rows = n_elements // row_length - part.first_row if part.n_rows is None else part.n_rows
+    scales = checkpoint.tensors[part.scales] if part.scales else None
+    return PartPlan(spec, part.first_row, n_rows, row_length, part.transform, scales)

@@ -9,9 +9,19 @@ from edgeinfer.convert.config import Config
 from edgeinfer.errors import UnusableInputError
 
 _MODULES = {
+    "BertForMaskedLM": "bert",
+    "BertModel": "bert",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "Glm4ForCausalLM": "glm4",
+    "Glm4MoeForCausalLM": "glm4_moe",
+    "GptOssForCausalLM": "gpt_oss",
+    "Lfm2ForCausalLM": "lfm2",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
+    "NomicBertModel": "nomic_bert",
     "Qwen2ForCausalLM": "qwen2",
+    "XLMRobertaModel": "xlm_roberta",
 }
 
 

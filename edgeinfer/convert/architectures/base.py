@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.config import Config
 from edgeinfer.errors import UnusableInputError
 
@@ -66,6 +67,10 @@ class Part:
     n_rows: int | None = None
     """None: all from `first_row` on."""
     transform: RowTransform | None = None
+    row_length: int = 0
+    """Not 0: rows are cut into shorter ones of this length first."""
+    scales: str = ""
+    """Where the scales are, when `source` is MXFP4: its rows are blocks of packed bytes (see convert.mxfp4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +124,12 @@ class Architecture:
     defaults: Mapping[str, Any]
     """What transformers assumes where the config is silent."""
     metadata: Callable[[Config], dict[str, Any]]
-    """The `<name>.*` keys, in order, without the prefix."""
+    """The `<name>.*` keys, in order, without the prefix; `tokenizer.*` keys keep theirs."""
     tensors: Callable[[Config], Iterator[TensorRule | ConstantRule]]
+    adapted: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint
+    """The checkpoint with what its tensors show in the config, and with the names that `tensors` uses."""
+    unused: Callable[[Config], Mapping[str, str]] = lambda config: {}
+    """What has no place in the file: a regular expression for the beginning of a tensor's name, and the reason."""
 
 
 def n_layers(config: Config) -> int:
@@ -134,11 +143,20 @@ def head_dim(config: Config) -> int:
     if config.get("head_dim") is not None:
         dim = config.integer("head_dim")
     elif hidden % heads:
-        raise _impossible(config, f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+        raise config.impossible(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     else:
         dim = hidden // heads
     if dim % 2 or dim > MAX_HEAD_DIM:
-        raise _impossible(config, f"heads of {dim} elements, expected an even number up to {MAX_HEAD_DIM}")
+        raise config.impossible(f"heads of {dim} elements, expected an even number up to {MAX_HEAD_DIM}")
+    return dim
+
+
+def rotary_dim(config: Config) -> int:
+    """Elements per head that rope turns, where it is not all of them."""
+    factor = config.rope.number("partial_rotary_factor")
+    dim = int(head_dim(config) * factor)
+    if factor > 1 or dim % 2 or not dim:
+        raise config.impossible(f"'partial_rotary_factor' is {factor:g}: {dim} of {head_dim(config)} elements")
     return dim
 
 
@@ -147,20 +165,19 @@ def n_kv_heads(config: Config) -> int:
     heads = config.integer("num_attention_heads")
     kv_heads = heads if config.get("num_key_value_heads") is None else config.integer("num_key_value_heads")
     if heads % kv_heads:
-        raise _impossible(config, f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+        raise config.impossible(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     return kv_heads
 
 
-def _impossible(config: Config, what: str) -> UnusableInputError:
-    return UnusableInputError(f"{config.path}: {what}", "is this file complete?")
+def decoder_metadata(config: Config, *, partial: bool = False) -> dict[str, Any]:
+    """The keys that every rotary decoder with RMS norms and SiLU has. Raises UnusableInputError for another one.
 
-
-def decoder_metadata(config: Config) -> dict[str, Any]:
-    """The keys that every rotary decoder with RMS norms and SiLU has. Raises UnusableInputError for another one."""
+    `partial` is `rope_metadata`'s.
+    """
     activation = config.get("hidden_act")
     if activation not in (None, "silu", "swish"):
         # The file has no place for it: llama.cpp would silently compute SiLU.
-        raise _impossible(config, f"'hidden_act' is {reprlib.repr(activation)}, this architecture is known with 'silu'")
+        raise config.impossible(f"'hidden_act' is {reprlib.repr(activation)}, this architecture is known with 'silu'")
     metadata: dict[str, Any] = {
         "block_count": n_layers(config),
         "context_length": config.integer("max_position_embeddings"),
@@ -168,7 +185,7 @@ def decoder_metadata(config: Config) -> dict[str, Any]:
         "feed_forward_length": config.integer("intermediate_size"),
         "attention.head_count": config.integer("num_attention_heads"),
         "attention.head_count_kv": n_kv_heads(config),
-        **rope_metadata(config),
+        **rope_metadata(config, partial=partial),
         "attention.layer_norm_rms_epsilon": config.number("rms_norm_eps"),
     }
     if config.get("head_dim") is not None:
@@ -176,12 +193,15 @@ def decoder_metadata(config: Config) -> dict[str, Any]:
     return metadata
 
 
-def rope_metadata(config: Config) -> dict[str, Any]:
-    """Base frequency and scaling of the rotary embedding. Raises UnusableInputError for an unknown scaling."""
+def rope_metadata(config: Config, *, partial: bool = False) -> dict[str, Any]:
+    """Base frequency and scaling of the rotary embedding, which turns all of a head unless `partial` allows less.
+
+    Raises UnusableInputError for an unknown scaling.
+    """
     rope = config.rope
     kind = rope.get("rope_type")
-    if rope.get("partial_rotary_factor") not in (None, 1):
-        raise _impossible(config, "'partial_rotary_factor' is not 1, this architecture is known with full rotation")
+    if not partial and rope.get("partial_rotary_factor") not in (None, 1):
+        raise config.impossible("'partial_rotary_factor' is not 1, this architecture is known with full rotation")
     scaling: dict[str, Any] = {}
     if kind in ("linear", "yarn"):
         scaling = {"rope.scaling.type": kind, "rope.scaling.factor": rope.number("factor")}
