@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,8 @@ def pooling_metadata(config: Config) -> dict[str, Any]:
             case {"type": str(kind)} if kind.endswith((".Transformer", ".Normalize")):
                 pass
             case _:
-                kind = module.get("type") if isinstance(module, dict) else module
                 raise UnusableInputError(
-                    f"{path}: unknown module {kind!r}", "known are Transformer, Pooling, Normalize"
+                    f"{path}: unknown module {reprlib.repr(module)}", "known are Transformer, Pooling and Normalize"
                 )
     return found
 
