@@ -67,13 +67,19 @@ class Peers:
 
 def build() -> Peers:
     """The peers, built now unless they are there already."""
+    peers = reference()
+    if not all(peers.tool(name).is_file() for name in TOOLS):
+        _build_tools(peers)
+    return peers
+
+
+def reference() -> Peers:
+    """The source and the environment of `convert_script`, but not the tools, which take longest."""
     version = pinned_version()
     peers = Peers(cache_dir("peers") / version)
     peers.folder.mkdir(parents=True, exist_ok=True)
     if not peers.source.is_dir():
         _fetch_source(peers, version)
-    if not all(peers.tool(name).is_file() for name in TOOLS):
-        _build_tools(peers)
     if not (installed := peers.folder / "venv" / ".installed").exists():
         _make_venv(peers)
         installed.touch()

@@ -27,3 +27,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if {"smollm2_gguf", "smollm2_checkpoint"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.model)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `make conformance` adds."""
+    parser.addoption("--all-types", action="store_true", help="tests/conformance: the data of every type")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import reprlib
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,17 @@ class Checkpoint:
     path: Path
     config: Config
     tensors: dict[str, TensorSpec]
+    left_out: tuple[str, ...] = ()
+    """What else the files hold, with the reason why it isn't in `tensors`."""
+
+    def without(self, pattern: str, reason: str) -> Checkpoint:
+        """The same without the tensors whose names begin as the regular expression says; `reason` "" needs no note."""
+        names = [name for name in self.tensors if re.match(pattern, name)]
+        if not names:
+            return self
+        note = f"{names[0]} ({reason})" if len(names) == 1 else f"{len(names)} tensors like {names[0]} ({reason})"
+        kept = {name: spec for name, spec in self.tensors.items() if name not in set(names)}
+        return replace(self, tensors=kept, left_out=(*self.left_out, note) if reason else self.left_out)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -29,6 +29,19 @@ class Config:
         """The same config with some values replaced."""
         return Config(self.path, {**self.values, **values}, self._defaults)
 
+    def text_model(self) -> Config:
+        """The config of a multimodal model's text model: its section over what stands outside of it; else itself."""
+        section = self.values.get("text_config")
+        if not isinstance(section, dict):
+            return self
+        own = {key: value for key, value in section.items() if key != "architectures"}
+        return Config(self.path, {**self.values, **own}, self._defaults)
+
+    @property
+    def is_multimodal(self) -> bool:
+        """Whether the text model is one part among others."""
+        return isinstance(self.values.get("text_config"), dict)
+
     def get(self, key: str) -> Any:
         """The raw value, its default, or None."""
         value = self.values.get(key)
@@ -59,18 +72,6 @@ class Config:
             raise self._bad(key, "true or false", value)
         return value
 
-    def require(self, key: str, *known: Any) -> None:
-        """Raise UnusableInputError unless the value is one of `known`, those that the architecture is built for."""
-        if self.get(key) not in known:
-            described = " or ".join(map(repr, known))
-            raise self.impossible(
-                f"{key!r} is {reprlib.repr(self.get(key))}, this architecture is known with {described}"
-            )
-
-    def impossible(self, what: str) -> UnusableInputError:
-        """The error for values that are well-formed but cannot be."""
-        return UnusableInputError(f"{self.path}: {what}", "is this file complete?")
-
     @property
     def hf_class(self) -> str:
         """The model class, the first of `architectures`."""
@@ -100,10 +101,9 @@ class Config:
         """
         section: dict[str, Any] = {}
         for key in ("rope_scaling", "rope_parameters"):
-            value = self.get(key)
-            if value is not None and not isinstance(value, dict):
-                raise self._bad(key, "an object", value)
-            section.update(value or {})
+            section.update(self._object(key, self.get(key)))
+        if "full_attention" in section:  # a rope for each kind of layer
+            section = self._object("full_attention", section["full_attention"])
         kind = section.get("rope_type") or section.get("type") or "default"
         if not isinstance(kind, str):
             raise self._bad("rope_type", "a name", kind)
@@ -112,6 +112,21 @@ class Config:
             if section.get(key) is None:
                 section[key] = self.get(key)
         return Config(self.path, section, self._defaults)
+
+    @property
+    def window_rope(self) -> Config:
+        """The rope settings of the layers with a sliding window, where those have their own."""
+        section = self._object("rope_parameters", self.values.get("rope_parameters"))
+        own = dict(self._object("sliding_attention", section.get("sliding_attention")))
+        if own.get("rope_theta") is None:
+            own["rope_theta"] = self.get("rope_local_base_freq")
+        return Config(self.path, own)
+
+    def _object(self, key: str, value: Any) -> dict[str, Any]:
+        """A value that has to be an object, of which nothing is an empty one."""
+        if value is not None and not isinstance(value, dict):
+            raise self._bad(key, "an object", value)
+        return dict(value or {})
 
     def _bad(self, key: str, wanted: str, value: Any) -> UnusableInputError:
         state = "is missing" if value is None else f"is {reprlib.repr(value)}"

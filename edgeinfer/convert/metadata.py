@@ -32,8 +32,11 @@ _CARD_TEXTS = {
 _CARD_LISTS = {"tags": ("tags", "pipeline_tag"), "languages": ("languages", "language")}
 
 
-def general_metadata(checkpoint: Checkpoint, n_parameters: int) -> dict[str, Any]:
-    """The `general.*` keys of a checkpoint, in llama.cpp's names, without the prefix."""
+def general_metadata(checkpoint: Checkpoint, n_parameters: int, label: str) -> dict[str, Any]:
+    """The `general.*` keys of a checkpoint, in llama.cpp's names, without the prefix.
+
+    `label` is the size as a name would tell it, for a name that doesn't.
+    """
     card = _model_card(checkpoint.path / "README.md")
     name = _model_name(checkpoint)
     parts = name_parts(name.rsplit("/", 1)[-1], n_parameters)
@@ -43,7 +46,7 @@ def general_metadata(checkpoint: Checkpoint, n_parameters: int) -> dict[str, Any
         "name": _title(name.rsplit("/", 1)[-1]),
         "organization": _title(organization) if organization else None,
         **parts,
-        "size_label": parts.get("size_label") or size_label(n_parameters),
+        "size_label": parts.get("size_label") or label,
         **{target: _text(card.get(source)) for source, target in _CARD_TEXTS.items()},
         **dict(_base_models(card)),
         **{target: _list(card, sources) for target, sources in _CARD_LISTS.items()},

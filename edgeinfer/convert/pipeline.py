@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgeinfer.convert.architectures import lookup
@@ -17,6 +17,7 @@ from edgeinfer.convert.checkpoint import Checkpoint, open_checkpoint
 from edgeinfer.convert.file_types import file_type
 from edgeinfer.convert.plan import ConvertPlan, build
 from edgeinfer.convert.stream import write
+from edgeinfer.convert.text_model import text_model
 from edgeinfer.convert.tokenizer import LoadedTokenizer, load_tokenizer
 from edgeinfer.convert.verify import OpenModel, verify
 from edgeinfer.convert.writer import data_nbytes, encode_header
@@ -48,9 +49,7 @@ def prepare(source: Path, output: Path | None, options: ConvertOptions) -> Plann
     wanted = file_type(options.type)
     checkpoint = open_checkpoint(source)
     architecture = lookup(checkpoint.config)
-    checkpoint = architecture.adapted(
-        replace(checkpoint, config=checkpoint.config.with_defaults(architecture.defaults))
-    )
+    checkpoint = architecture.adapted(text_model(checkpoint, architecture))
     tokenizer = load_tokenizer(checkpoint)
     plan = build(checkpoint, architecture, tokenizer.metadata, options)
     name = re.sub(r"[^\w.-]", "-", source.absolute().name) or "model"

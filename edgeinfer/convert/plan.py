@@ -10,7 +10,7 @@ from typing import Any
 from edgeinfer.convert.architectures.base import Architecture
 from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.file_types import FileType, file_type, tensor_type
-from edgeinfer.convert.metadata import general_metadata
+from edgeinfer.convert.metadata import general_metadata, size_label
 from edgeinfer.convert.mixture import ModelFacts, Overrides, assign, may_quantize, requires_imatrix
 from edgeinfer.convert.resolve import TensorPlan, resolve
 from edgeinfer.errors import NotFoundError, UsageError
@@ -65,7 +65,7 @@ def build(
     overrides = _overrides(options, wanted)
     config = checkpoint.config
     hyperparameters = architecture.metadata(config)
-    draft, dropped = resolve(checkpoint, list(architecture.tensors(config)), architecture.unused(config))
+    draft, dropped = resolve(checkpoint, list(architecture.tensors(config)))
     draft.sort(key=lambda t: file_order(t.name))
     _refuse_idle_patterns(overrides, draft)
     choices = assign(
@@ -79,8 +79,7 @@ def build(
         for t, choice in zip(draft, choices, strict=True)
     )
     _refuse_without_imatrix(tensors, wanted)
-    n_parameters = sum(t.n_elements for t in tensors)
-    general = general_metadata(checkpoint, n_parameters)
+    general = general_metadata(checkpoint, sum(t.n_elements for t in tensors), _size_label(tensors))
     metadata = {
         "general.architecture": architecture.name,
         "general.type": "model",
@@ -90,7 +89,7 @@ def build(
         "general.quantization_version": QUANTIZATION_VERSION,
         "general.file_type": wanted.id,
     }
-    return ConvertPlan(architecture.name, wanted, metadata, tensors, dropped)
+    return ConvertPlan(architecture.name, wanted, metadata, tensors, checkpoint.left_out + dropped)
 
 
 def _key(architecture: str, key: str) -> str:
@@ -132,16 +131,25 @@ def _refuse_idle_patterns(overrides: Overrides, tensors: Iterable[TensorPlan]) -
             )
 
 
+def _size_label(tensors: Iterable[TensorPlan]) -> str:
+    """The size as a name tells it: `7.2B`, or `8x7B` for 8 experts of which one and all else have that size."""
+    experts = [t for t in tensors if "_exps." in t.name]
+    count = sum(t.shape[-1] for t in experts) // len(experts) if experts else 1
+    one = sum(t.n_elements // (t.shape[-1] if "_exps." in t.name else 1) for t in tensors)
+    return size_label(one) if count == 1 else f"{count}x{size_label(one)}"
+
+
 def _facts(architecture: Architecture, hyperparameters: Mapping[str, Any]) -> ModelFacts:
     def of_layer_0(key: str) -> int:
         value = hyperparameters.get(key, 0)
         return int(value if isinstance(value, int) else value[0])
 
+    heads = "attention.head_count"
     return ModelFacts(
         architecture.name,
         n_layers=hyperparameters["block_count"],
-        n_heads=of_layer_0("attention.head_count"),
-        n_kv_heads=of_layer_0("attention.head_count_kv"),
+        n_heads=of_layer_0(heads),
+        n_kv_heads=of_layer_0("attention.head_count_kv" if "attention.head_count_kv" in hyperparameters else heads),
         n_experts=hyperparameters.get("expert_count", 0),
     )
 

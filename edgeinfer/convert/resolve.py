@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgeinfer.convert.architectures.base import ConstantRule, Part, RowTransform, TensorRule
@@ -80,24 +79,20 @@ _BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 
 
 def resolve(
-    checkpoint: Checkpoint, rules: Sequence[TensorRule | ConstantRule], unused: Mapping[str, str]
+    checkpoint: Checkpoint, rules: Sequence[TensorRule | ConstantRule]
 ) -> tuple[list[TensorPlan], tuple[str, ...]]:
     """The tensors of the output, not quantized yet, and what of the checkpoint it does without, with the reason.
 
-    `unused` is what Architecture.unused gives. Raises UnusableInputError that names every tensor that is missing,
-    surplus, wrongly shaped or of a type that the rules don't expect.
+    Raises UnusableInputError that names every tensor that is missing, surplus, wrongly shaped or of a type that the
+    rules don't expect.
     """
-    used = {
-        source for rule in rules if isinstance(rule, TensorRule) for part in rule.parts for source in _sources(part)
-    }
-    spare = {name: _reason(name, unused) for name in checkpoint.tensors if name not in used}
-    _check(checkpoint, [rule for rule in rules if isinstance(rule, TensorRule)], [n for n in spare if spare[n] is None])
+    _check(checkpoint, [rule for rule in rules if isinstance(rule, TensorRule)])
     there = checkpoint.tensors
     kept = [rule for rule in rules if isinstance(rule, ConstantRule) or rule.parts[0].source in there]
     copy = _tied_copy(checkpoint, kept)
     if copy:
         kept = [rule for rule in kept if rule.name != "output.weight"]
-    return [_plan(checkpoint, rule) for rule in kept], (*copy, *_left_out(spare))
+    return [_plan(checkpoint, rule) for rule in kept], copy
 
 
 def _sources(part: Part) -> dict[str, tuple[int, ...]]:
@@ -105,43 +100,31 @@ def _sources(part: Part) -> dict[str, tuple[int, ...]]:
     return {part.source: part.shape, **({part.scales: part.shape[:-1]} if part.scales else {})}
 
 
-def _reason(name: str, unused: Mapping[str, str]) -> str | None:
-    """Why a tensor that no rule asks for may be there; "" if that need not be said, None if it may not."""
-    if name.endswith(_BUFFERS):
-        return ""
-    return next((reason for pattern, reason in unused.items() if re.match(pattern, name)), None)
-
-
-def _left_out(spare: Mapping[str, str | None]) -> Iterator[str]:
-    """A note for each reason."""
-    for reason in dict.fromkeys(filter(None, spare.values())):
-        names = [name for name in spare if spare[name] == reason]
-        yield f"{names[0]} ({reason})" if len(names) == 1 else f"{len(names)} tensors like {names[0]} ({reason})"
-
-
-def _check(checkpoint: Checkpoint, rules: Sequence[TensorRule], surplus: Sequence[str]) -> None:
+def _check(checkpoint: Checkpoint, rules: Sequence[TensorRule]) -> None:
     there = checkpoint.tensors
-    shapes: dict[str, tuple[int, ...]] = {}
+    known: dict[str, tuple[int, ...]] = {}
+    missing: dict[str, None] = {}
     for rule in rules:
+        for part in rule.parts:
+            known |= _sources(part)
         if not rule.optional or rule.parts[0].source in there:
-            for part in rule.parts:
-                shapes |= _sources(part)
+            missing |= dict.fromkeys(name for part in rule.parts for name in _sources(part) if name not in there)
     packed = {source for rule in rules for part in rule.parts if part.scales for source in _sources(part)}
     wrong = [
         f"{name} has {list(there[name].shape)}, expected {list(shape)}"
-        for name, shape in shapes.items()
+        for name, shape in known.items()
         if name in there and there[name].shape != shape
     ]
     untyped = [
         f"{name} is {there[name].dtype}"
-        for name in shapes
+        for name in known
         if name in there and there[name].dtype not in (("U8",) if name in packed else FLOAT_TYPES)
     ]
     problems = [
         f"{len(names)} {what}: {', '.join(names)}"
         for what, names in (
-            ("tensors are missing", [name for name in shapes if name not in there]),
-            ("tensors are surplus", surplus),
+            ("tensors are missing", missing),
+            ("tensors are surplus", [n for n in there if n not in known and not n.endswith(_BUFFERS)]),
             ("tensors have the wrong shape", wrong),
             ("tensors are not floating-point", untyped),
         )

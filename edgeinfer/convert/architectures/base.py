@@ -15,6 +15,7 @@ from edgeinfer.errors import UnusableInputError
 
 MAX_LAYERS = 512  # llama.cpp's LLAMA_MAX_LAYERS
 MAX_HEAD_DIM = 1 << 16
+MAX_EXPERTS = 1024  # llama.cpp's LLAMA_MAX_EXPERTS
 
 View = Callable[[NDArray[Any]], NDArray[Any]]
 
@@ -126,10 +127,12 @@ class Architecture:
     metadata: Callable[[Config], dict[str, Any]]
     """The `<name>.*` keys, in order, without the prefix; `tokenizer.*` keys keep theirs."""
     tensors: Callable[[Config], Iterator[TensorRule | ConstantRule]]
+    prefix: str = ""
+    """What some checkpoints put before every tensor's name, and the rules don't."""
+    buffers: tuple[str, ...] = ()
+    """How the names of tensors end that old checkpoints saved along with the weights, and that nobody needs."""
     adapted: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint
-    """The checkpoint with what its tensors show in the config, and with the names that `tensors` uses."""
-    unused: Callable[[Config], Mapping[str, str]] = lambda config: {}
-    """What has no place in the file: a regular expression for the beginning of a tensor's name, and the reason."""
+    """The checkpoint with what its tensors show in the config, the names that `tensors` uses, and none that it does not."""
 
 
 def n_layers(config: Config) -> int:
@@ -143,11 +146,11 @@ def head_dim(config: Config) -> int:
     if config.get("head_dim") is not None:
         dim = config.integer("head_dim")
     elif hidden % heads:
-        raise config.impossible(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+        raise impossible(config, f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     else:
         dim = hidden // heads
     if dim % 2 or dim > MAX_HEAD_DIM:
-        raise config.impossible(f"heads of {dim} elements, expected an even number up to {MAX_HEAD_DIM}")
+        raise impossible(config, f"heads of {dim} elements, expected an even number up to {MAX_HEAD_DIM}")
     return dim
 
 
@@ -156,7 +159,7 @@ def rotary_dim(config: Config) -> int:
     factor = config.rope.number("partial_rotary_factor")
     dim = int(head_dim(config) * factor)
     if factor > 1 or dim % 2 or not dim:
-        raise config.impossible(f"'partial_rotary_factor' is {factor:g}: {dim} of {head_dim(config)} elements")
+        raise impossible(config, f"'partial_rotary_factor' is {factor:g}: {dim} of {head_dim(config)} elements")
     return dim
 
 
@@ -165,8 +168,21 @@ def n_kv_heads(config: Config) -> int:
     heads = config.integer("num_attention_heads")
     kv_heads = heads if config.get("num_key_value_heads") is None else config.integer("num_key_value_heads")
     if heads % kv_heads:
-        raise config.impossible(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+        raise impossible(config, f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     return kv_heads
+
+
+def require(config: Config, key: str, *known: object) -> None:
+    """Raise UnusableInputError unless `key` has a value that llama.cpp computes, as nothing tells it another."""
+    value = config.get(key)
+    if value not in known:
+        only = " or ".join(map(repr, known))
+        raise impossible(config, f"{key!r} is {reprlib.repr(value)}, llama.cpp runs this architecture with {only} only")
+
+
+def impossible(config: Config, what: str) -> UnusableInputError:
+    """The error for a config that contradicts itself, or that llama.cpp would compute differently."""
+    return UnusableInputError(f"{config.path}: {what}", "is this file complete?")
 
 
 def decoder_metadata(config: Config, *, partial: bool = False) -> dict[str, Any]:
@@ -174,10 +190,13 @@ def decoder_metadata(config: Config, *, partial: bool = False) -> dict[str, Any]
 
     `partial` is `rope_metadata`'s.
     """
-    activation = config.get("hidden_act")
-    if activation not in (None, "silu", "swish"):
-        # The file has no place for it: llama.cpp would silently compute SiLU.
-        raise config.impossible(f"'hidden_act' is {reprlib.repr(activation)}, this architecture is known with 'silu'")
+    check_activation(config, "hidden_act", "silu", "swish")
+    rms_norm = {"attention.layer_norm_rms_epsilon": config.number("rms_norm_eps")}
+    return {**attention_metadata(config, partial=partial), **rms_norm}
+
+
+def attention_metadata(config: Config, *, partial: bool = False) -> dict[str, Any]:
+    """The keys that every rotary decoder has, whatever its norms and activation."""
     metadata: dict[str, Any] = {
         "block_count": n_layers(config),
         "context_length": config.integer("max_position_embeddings"),
@@ -186,11 +205,27 @@ def decoder_metadata(config: Config, *, partial: bool = False) -> dict[str, Any]
         "attention.head_count": config.integer("num_attention_heads"),
         "attention.head_count_kv": n_kv_heads(config),
         **rope_metadata(config, partial=partial),
-        "attention.layer_norm_rms_epsilon": config.number("rms_norm_eps"),
     }
     if config.get("head_dim") is not None:
         metadata["attention.key_length"] = metadata["attention.value_length"] = head_dim(config)
     return metadata
+
+
+def check_activation(config: Config, key: str, *known: str) -> None:
+    """Raise UnusableInputError for another activation than those of `known`, of which the first is the default."""
+    activation = config.get(key)
+    if activation is not None and activation not in known:
+        # The file has no place for it: llama.cpp would silently compute its own.
+        raise impossible(config, f"{key!r} is {reprlib.repr(activation)}, this architecture is known with {known[0]!r}")
+
+
+def expert_counts(config: Config) -> dict[str, Any]:
+    """How many experts there are and how many a token uses; nothing for a model without experts."""
+    key = next((k for k in ("num_local_experts", "num_experts") if config.get(k) is not None), None)
+    if key is None:
+        return {}
+    count = config.integer(key, at_most=MAX_EXPERTS)
+    return {"expert_count": count, "expert_used_count": config.integer("num_experts_per_tok", at_most=count)}
 
 
 def rope_metadata(config: Config, *, partial: bool = False) -> dict[str, Any]:
@@ -201,7 +236,7 @@ def rope_metadata(config: Config, *, partial: bool = False) -> dict[str, Any]:
     rope = config.rope
     kind = rope.get("rope_type")
     if not partial and rope.get("partial_rotary_factor") not in (None, 1):
-        raise config.impossible("'partial_rotary_factor' is not 1, this architecture is known with full rotation")
+        raise impossible(config, "'partial_rotary_factor' is not 1, this architecture is known with full rotation")
     scaling: dict[str, Any] = {}
     if kind in ("linear", "yarn"):
         scaling = {"rope.scaling.type": kind, "rope.scaling.factor": rope.number("factor")}
@@ -231,10 +266,10 @@ _YARN_NUMBERS = {
 }
 
 
-def embedding_tensors(config: Config) -> Iterator[TensorRule]:
-    """Token embedding, final norm and output head; the head is absent when it is tied to the embedding."""
+def embedding_tensors(config: Config, *, add: float = 0.0) -> Iterator[TensorRule]:
+    """Token embedding, final norm (with `add` added) and output head, which is absent when tied to the embedding."""
     embd, vocab = config.integer("hidden_size"), config.vocab_size
     yield tensor("token_embd.weight", "model.embed_tokens.weight", (vocab, embd))
-    yield tensor("output_norm.weight", "model.norm.weight", (embd,))
+    yield tensor("output_norm.weight", "model.norm.weight", (embd,), add=add)
     tied = config.flag("tie_word_embeddings")
     yield tensor("output.weight", "lm_head.weight", (vocab, embd), optional=tied)

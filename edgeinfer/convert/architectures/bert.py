@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from edgeinfer.convert.architectures.base import Architecture, Part, TensorRule, head_dim, n_layers, tensor
+from edgeinfer.convert.architectures.base import (
+    Architecture,
+    Part,
+    TensorRule,
+    check_activation,
+    head_dim,
+    impossible,
+    n_layers,
+    require,
+    tensor,
+)
+from edgeinfer.convert.architectures.blocks import layers, linear, norm
 from edgeinfer.convert.architectures.pooling import pooling_metadata
 from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.config import Config
@@ -16,11 +27,15 @@ _OLD_NAMES = {"gamma": "weight", "beta": "bias"}
 
 
 def adapted(checkpoint: Checkpoint) -> Checkpoint:
-    """Without the prefix that the tensors have under a head, and with today's names of a norm's vectors."""
+    """Without heads and the prefix that they bring, and with today's names of a norm's vectors."""
     renamed = {_renamed(name): spec for name, spec in checkpoint.tensors.items()}
     if len(renamed) < len(checkpoint.tensors):
-        raise checkpoint.config.impossible("the weights have some tensors twice, with and without a prefix")
-    return replace(checkpoint, tensors=renamed)
+        raise impossible(checkpoint.config, "the weights have some tensors twice, with and without a prefix")
+    return (
+        replace(checkpoint, tensors=renamed)
+        .without(r"embeddings\.position_ids$", "")
+        .without(r"(pooler|cls|lm_head)\.", "a head that embeddings do without")
+    )
 
 
 def _renamed(name: str) -> str:
@@ -30,9 +45,9 @@ def _renamed(name: str) -> str:
 
 def metadata(config: Config) -> dict[str, Any]:
     """Attention in both directions, and how the outputs become one embedding."""
-    config.require("hidden_act", "gelu", "gelu_new", "gelu_pytorch_tanh")
-    config.require("position_embedding_type", "absolute")
-    config.require("is_decoder", False, None)
+    check_activation(config, "hidden_act", "gelu", "gelu_new", "gelu_pytorch_tanh")
+    require(config, "position_embedding_type", "absolute")
+    require(config, "is_decoder", False, None)
     head_dim(config)  # refuses heads that don't share out the hidden size
     return {
         "block_count": n_layers(config),
@@ -53,17 +68,8 @@ def n_unused_positions(config: Config) -> int:
         return 0
     unused = 1 + config.integer("pad_token_id", at_least=0)
     if unused >= config.integer("max_position_embeddings"):
-        raise config.impossible(f"'pad_token_id' {unused - 1} leaves none of the position embeddings")
+        raise impossible(config, f"'pad_token_id' {unused - 1} leaves none of the position embeddings")
     return unused
-
-
-def unused(config: Config) -> Mapping[str, str]:
-    """What training needed."""
-    return {
-        r"embeddings\.position_ids$": "",
-        r"pooler\.": "a head that embeddings do without",
-        r"(cls|lm_head)\.": "a head for words left out, which embeddings do without",
-    }
 
 
 def tensors(config: Config) -> Iterator[TensorRule]:
@@ -78,25 +84,19 @@ def tensors(config: Config) -> Iterator[TensorRule]:
     )
     types = (config.integer("type_vocab_size"), embd)
     yield tensor("token_types.weight", "embeddings.token_type_embeddings.weight", types)
-    yield from _with_bias("token_embd_norm", "embeddings.LayerNorm", (embd,))
-    for i in range(n_layers(config)):
-        to, at = f"blk.{i}", f"encoder.layer.{i}"
+    yield from norm("token_embd_norm", "embeddings.LayerNorm", embd, bias=True)
+    for to, at in layers(config, "encoder.layer"):
         for name, source, shape in (
             ("attn_q", "attention.self.query", (embd, embd)),
             ("attn_k", "attention.self.key", (embd, embd)),
             ("attn_v", "attention.self.value", (embd, embd)),
             ("attn_output", "attention.output.dense", (embd, embd)),
-            ("attn_output_norm", "attention.output.LayerNorm", (embd,)),
             ("ffn_up", "intermediate.dense", (ffn, embd)),
             ("ffn_down", "output.dense", (embd, ffn)),
-            ("layer_output_norm", "output.LayerNorm", (embd,)),
         ):
-            yield from _with_bias(f"{to}.{name}", f"{at}.{source}", shape)
-
-
-def _with_bias(name: str, source: str, shape: tuple[int, ...]) -> Iterator[TensorRule]:
-    yield tensor(f"{name}.weight", f"{source}.weight", shape)
-    yield tensor(f"{name}.bias", f"{source}.bias", shape[:1])
+            yield from linear(f"{to}.{name}", f"{at}.{source}", shape, bias=True)
+        yield from norm(f"{to}.attn_output_norm", f"{at}.attention.output.LayerNorm", embd, bias=True)
+        yield from norm(f"{to}.layer_output_norm", f"{at}.output.LayerNorm", embd, bias=True)
 
 
 ARCHITECTURE = Architecture(
@@ -117,5 +117,4 @@ ARCHITECTURE = Architecture(
     metadata=metadata,
     tensors=tensors,
     adapted=adapted,
-    unused=unused,
 )

@@ -12,30 +12,25 @@ from edgeinfer.convert.architectures.base import (
     TensorRule,
     decoder_metadata,
     embedding_tensors,
-    n_layers,
+    require,
     tensor,
 )
-from edgeinfer.convert.architectures.experts import (
-    GATING,
-    dense_tensors,
-    n_dense_layers,
-    routed_expert_metadata,
-    routed_expert_tensors,
-)
+from edgeinfer.convert.architectures.blocks import layers, norm
+from edgeinfer.convert.architectures.routed_experts import GATING, ffn_tensors, routed_expert_metadata
 from edgeinfer.convert.config import Config
 
 
 def metadata(config: Config) -> dict[str, Any]:
     """Attention as llama.cpp computes it: one key-value head, the compressed vector, shared by all query heads."""
-    config.require("rope_interleave", True)
-    config.require("moe_layer_freq", 1, None)
+    require(config, "rope_interleave", True)
+    require(config, "moe_layer_freq", 1, None)
     rank, rope = config.integer("kv_lora_rank"), config.integer("qk_rope_head_dim")
     optional: dict[str, Any] = {}
     if config.get("q_lora_rank") is not None:
         optional["attention.q_lora_rank"] = config.integer("q_lora_rank")
     if config.flag("norm_topk_prob"):
         optional["expert_weights_norm"] = True
-    config.require("scoring_func", *GATING)
+    require(config, "scoring_func", *GATING)
     return {
         **decoder_metadata(config),
         **routed_expert_metadata(config),
@@ -57,40 +52,36 @@ def _yarn_metadata(config: Config) -> dict[str, Any]:
     rope = config.rope
     if rope.get("mscale_all_dim") is None:
         return {}
-    rope.require("mscale", rope.get("mscale_all_dim"))
+    require(rope, "mscale", rope.get("mscale_all_dim"))
     # llama.cpp divides by 0.1 again: conversion/deepseek.py, TAG_DEEPSEEK2_YARN_LOG_MUL_FIX.
     return {"rope.scaling.yarn_log_multiplier": 0.1 * rope.number("mscale_all_dim")}
 
 
 def tensors(config: Config) -> Iterator[TensorRule]:
     """Queries and key-values through a narrow vector each; the widening of keys is applied to the queries instead."""
+    has_bias = config.get("topk_method") == "noaux_tc"
     yield from embedding_tensors(config)
-    for i in range(n_layers(config)):
-        to, at = f"blk.{i}", f"model.layers.{i}"
-        yield from _attention_tensors(config, to, at)
-        yield tensor(f"{to}.ffn_norm.weight", f"{at}.post_attention_layernorm.weight", (config.integer("hidden_size"),))
-        if i < n_dense_layers(config):
-            yield from dense_tensors(config, to, at)
-        else:
-            has_bias = config.get("topk_method") == "noaux_tc"
-            yield from routed_expert_tensors(config, to, at, has_bias=has_bias)
+    for i, (to, at) in enumerate(layers(config)):
+        yield from norm(f"{to}.attn_norm", f"{at}.input_layernorm", config.integer("hidden_size"))
+        yield from _attention_tensors(config, to, f"{at}.self_attn")
+        yield from norm(f"{to}.ffn_norm", f"{at}.post_attention_layernorm", config.integer("hidden_size"))
+        yield from ffn_tensors(config, i, to, at, has_bias=has_bias)
 
 
-def _attention_tensors(config: Config, to: str, layer: str) -> Iterator[TensorRule]:
+def _attention_tensors(config: Config, to: str, at: str) -> Iterator[TensorRule]:
     embd, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     rank, rope = config.integer("kv_lora_rank"), config.integer("qk_rope_head_dim")
     key, value = config.integer("qk_nope_head_dim"), config.integer("v_head_dim")
-    q, at = heads * (key + rope), f"{layer}.self_attn"
-    yield tensor(f"{to}.attn_norm.weight", f"{layer}.input_layernorm.weight", (embd,))
+    q = heads * (key + rope)
     if config.get("q_lora_rank") is None:
         yield tensor(f"{to}.attn_q.weight", f"{at}.q_proj.weight", (q, embd))
     else:
         q_rank = config.integer("q_lora_rank")
         yield tensor(f"{to}.attn_q_a.weight", f"{at}.q_a_proj.weight", (q_rank, embd))
-        yield tensor(f"{to}.attn_q_a_norm.weight", f"{at}.q_a_layernorm.weight", (q_rank,))
+        yield from norm(f"{to}.attn_q_a_norm", f"{at}.q_a_layernorm", q_rank)
         yield tensor(f"{to}.attn_q_b.weight", f"{at}.q_b_proj.weight", (q, q_rank))
     yield tensor(f"{to}.attn_kv_a_mqa.weight", f"{at}.kv_a_proj_with_mqa.weight", (rank + rope, embd))
-    yield tensor(f"{to}.attn_kv_a_norm.weight", f"{at}.kv_a_layernorm.weight", (rank,))
+    yield from norm(f"{to}.attn_kv_a_norm", f"{at}.kv_a_layernorm", rank)
     # A head's rows are first those of its keys, then those of its values.
     kv_b, shape = f"{at}.kv_b_proj.weight", (heads * (key + value), rank)
     keys = RowTransform(

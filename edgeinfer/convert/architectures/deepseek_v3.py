@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from edgeinfer.convert.architectures import deepseek_v2
 from edgeinfer.convert.architectures.base import n_layers
-from edgeinfer.convert.config import Config
+from edgeinfer.convert.checkpoint import Checkpoint
+
+MAX_NEXTN = 8
 
 
-def unused(config: Config) -> Mapping[str, str]:
-    """The layers after the last one, which predict further tokens; llama.cpp knows none in this architecture."""
-    if not config.get("num_nextn_predict_layers"):
-        return {}
+def adapted(checkpoint: Checkpoint) -> Checkpoint:
+    """Without the layers after the last one, for further tokens, which llama.cpp does not know in this architecture."""
+    config = checkpoint.config
     first = n_layers(config)
-    numbers = range(first, first + config.integer("num_nextn_predict_layers", at_most=8))
-    return {rf"model\.layers\.({'|'.join(map(str, numbers))})\.": "for the prediction of several tokens at a time"}
+    count = config.integer("num_nextn_predict_layers", at_least=0, at_most=MAX_NEXTN)
+    numbers = "|".join(map(str, range(first, first + count)))
+    return checkpoint.without(rf"model\.layers\.({numbers})\.", "for the prediction of several tokens at a time")
 
 
 ARCHITECTURE = replace(
@@ -31,6 +32,7 @@ ARCHITECTURE = replace(
         "n_shared_experts": 1,
         "norm_topk_prob": True,
         "num_experts_per_tok": 8,
+        "num_nextn_predict_layers": 0,
         "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64,
         "rms_norm_eps": 1e-6,
@@ -43,5 +45,5 @@ ARCHITECTURE = replace(
         "v_head_dim": 128,
         "vocab_size": 129280,
     },
-    unused=unused,
+    adapted=adapted,
 )

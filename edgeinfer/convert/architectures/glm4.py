@@ -10,12 +10,10 @@ from edgeinfer.convert.architectures.base import (
     TensorRule,
     decoder_metadata,
     embedding_tensors,
-    head_dim,
-    n_kv_heads,
-    n_layers,
     rotary_dim,
     tensor,
 )
+from edgeinfer.convert.architectures.blocks import attention, layers, norm
 from edgeinfer.convert.config import Config
 
 
@@ -26,26 +24,16 @@ def metadata(config: Config) -> dict[str, Any]:
 
 def tensors(config: Config) -> Iterator[TensorRule]:
     """Gate and up of the feed-forward are one matrix, in the file too."""
-    embd, ffn, dim = config.integer("hidden_size"), config.integer("intermediate_size"), head_dim(config)
-    q, kv = config.integer("num_attention_heads") * dim, n_kv_heads(config) * dim
-    no_bias = not config.flag("attention_bias")
-
+    embd, ffn = config.integer("hidden_size"), config.integer("intermediate_size")
     yield from embedding_tensors(config)
-    for i in range(n_layers(config)):
-        to, at = f"blk.{i}", f"model.layers.{i}"
-        for name, source in (
-            ("attn_norm", "input_layernorm"),
-            ("post_attention_norm", "post_self_attn_layernorm"),
-            ("ffn_norm", "post_attention_layernorm"),
-            ("post_ffw_norm", "post_mlp_layernorm"),
-        ):
-            yield tensor(f"{to}.{name}.weight", f"{at}.{source}.weight", (embd,))
-        for name, rows in (("q", q), ("k", kv), ("v", kv)):
-            yield tensor(f"{to}.attn_{name}.weight", f"{at}.self_attn.{name}_proj.weight", (rows, embd))
-            yield tensor(f"{to}.attn_{name}.bias", f"{at}.self_attn.{name}_proj.bias", (rows,), optional=no_bias)
-        yield tensor(f"{to}.attn_output.weight", f"{at}.self_attn.o_proj.weight", (embd, q))
+    for to, at in layers(config):
+        yield from norm(f"{to}.attn_norm", f"{at}.input_layernorm", embd)
+        yield from attention(config, to, at, bias=config.flag("attention_bias"))
+        yield from norm(f"{to}.post_attention_norm", f"{at}.post_self_attn_layernorm", embd)
+        yield from norm(f"{to}.ffn_norm", f"{at}.post_attention_layernorm", embd)
         yield tensor(f"{to}.ffn_up.weight", f"{at}.mlp.gate_up_proj.weight", (2 * ffn, embd))
         yield tensor(f"{to}.ffn_down.weight", f"{at}.mlp.down_proj.weight", (embd, ffn))
+        yield from norm(f"{to}.post_ffw_norm", f"{at}.post_mlp_layernorm", embd)
 
 
 ARCHITECTURE = Architecture(

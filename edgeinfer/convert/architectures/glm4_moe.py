@@ -12,19 +12,12 @@ from edgeinfer.convert.architectures.base import (
     TensorRule,
     decoder_metadata,
     embedding_tensors,
-    head_dim,
-    n_kv_heads,
     n_layers,
     rotary_dim,
     tensor,
 )
-from edgeinfer.convert.architectures.experts import (
-    GATING,
-    dense_tensors,
-    n_dense_layers,
-    routed_expert_metadata,
-    routed_expert_tensors,
-)
+from edgeinfer.convert.architectures.blocks import attention, head_norms, norm
+from edgeinfer.convert.architectures.routed_experts import GATING, ffn_tensors, routed_expert_metadata
 from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.config import Config
 
@@ -58,31 +51,18 @@ def metadata(config: Config) -> dict[str, Any]:
 
 def tensors(config: Config) -> Iterator[TensorRule]:
     """Pre-norm layers, the first ones without experts; then those for further tokens, built alike."""
+    embd = config.integer("hidden_size")
     yield from embedding_tensors(config)
     for i in range(n_layers(config) + _n_nextn(config)):
         to, at = f"blk.{i}", f"model.layers.{i}"
-        yield from _attention_tensors(config, to, at)
-        if i < n_dense_layers(config):
-            yield from dense_tensors(config, to, at)
-        else:
-            yield from routed_expert_tensors(config, to, at, has_bias=True)
+        yield from norm(f"{to}.attn_norm", f"{at}.input_layernorm", embd)
+        yield from attention(config, to, at, bias=config.flag("attention_bias"))
+        if config.flag("use_qk_norm"):
+            yield from head_norms(config, to, at)
+        yield from norm(f"{to}.post_attention_norm", f"{at}.post_attention_layernorm", embd)
+        yield from ffn_tensors(config, i, to, at, has_bias=True)
         if i >= n_layers(config):
             yield from _nextn_tensors(config, to, at)
-
-
-def _attention_tensors(config: Config, to: str, at: str) -> Iterator[TensorRule]:
-    embd, dim = config.integer("hidden_size"), head_dim(config)
-    q, kv = config.integer("num_attention_heads") * dim, n_kv_heads(config) * dim
-    yield tensor(f"{to}.attn_norm.weight", f"{at}.input_layernorm.weight", (embd,))
-    yield tensor(f"{to}.post_attention_norm.weight", f"{at}.post_attention_layernorm.weight", (embd,))
-    for name, rows in (("q", q), ("k", kv), ("v", kv)):
-        source = f"{at}.self_attn.{name}_proj"
-        yield tensor(f"{to}.attn_{name}.weight", f"{source}.weight", (rows, embd))
-        yield tensor(f"{to}.attn_{name}.bias", f"{source}.bias", (rows,), optional=not config.flag("attention_bias"))
-    yield tensor(f"{to}.attn_output.weight", f"{at}.self_attn.o_proj.weight", (embd, q))
-    if config.flag("use_qk_norm"):
-        yield tensor(f"{to}.attn_q_norm.weight", f"{at}.self_attn.q_norm.weight", (dim,))
-        yield tensor(f"{to}.attn_k_norm.weight", f"{at}.self_attn.k_norm.weight", (dim,))
 
 
 def _nextn_tensors(config: Config, to: str, at: str) -> Iterator[TensorRule]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from edgeinfer.convert.architectures.base import (
+    MAX_EXPERTS,
     Architecture,
     Part,
     RowTransform,
@@ -13,54 +14,43 @@ from edgeinfer.convert.architectures.base import (
     decoder_metadata,
     embedding_tensors,
     every_other,
-    head_dim,
-    n_kv_heads,
+    expert_counts,
+    impossible,
     n_layers,
+    require,
     tensor,
     transposed,
 )
-from edgeinfer.convert.architectures.experts import expert_counts
+from edgeinfer.convert.architectures.blocks import attention, layers, linear, norm
 from edgeinfer.convert.config import Config
 from edgeinfer.convert.mxfp4 import BLOCK_LENGTH, PACKED_NBYTES
 
 
 def metadata(config: Config) -> dict[str, Any]:
     """The keys of every decoder, then window and experts. llama.cpp has the window's layers and limits built in."""
-    config.require("swiglu_limit", 7.0, None)
+    require(config, "swiglu_limit", 7.0, None)
     kinds = [("full_attention", "sliding_attention")[i % 2 == 0] for i in range(n_layers(config))]
     if config.get("layer_types") not in (None, kinds):
-        raise config.impossible("'layer_types' does not begin with a sliding window in every other layer")
-    n_experts, n_used = expert_counts(config, "num_local_experts", "num_experts_per_tok")
+        raise impossible(config, "'layer_types' does not begin with a sliding window in every other layer")
     return {
         **decoder_metadata(config),
         "attention.sliding_window": config.integer("sliding_window"),
-        "expert_count": n_experts,
-        "expert_used_count": n_used,
+        **expert_counts(config),
         "expert_feed_forward_length": config.integer("intermediate_size"),
     }
 
 
 def tensors(config: Config) -> Iterator[TensorRule]:
     """Biases on every projection, of the experts too."""
-    embd, heads, dim = config.integer("hidden_size"), config.integer("num_attention_heads"), head_dim(config)
-    n_experts, _ = expert_counts(config, "num_local_experts", "num_experts_per_tok")
-    kv = n_kv_heads(config) * dim
-
+    embd, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    n_experts = config.integer("num_local_experts", at_most=MAX_EXPERTS)
     yield from embedding_tensors(config)
-    for i in range(n_layers(config)):
-        to, at = f"blk.{i}", f"model.layers.{i}"
-        yield tensor(f"{to}.attn_norm.weight", f"{at}.input_layernorm.weight", (embd,))
-        yield tensor(f"{to}.post_attention_norm.weight", f"{at}.post_attention_layernorm.weight", (embd,))
+    for to, at in layers(config):
+        yield from norm(f"{to}.attn_norm", f"{at}.input_layernorm", embd)
+        yield from attention(config, to, at, bias=True, output_bias=True)
         yield tensor(f"{to}.attn_sinks.weight", f"{at}.self_attn.sinks", (heads,))
-        for name, source, rows, row_length in (
-            ("attn_q", "self_attn.q_proj", heads * dim, embd),
-            ("attn_k", "self_attn.k_proj", kv, embd),
-            ("attn_v", "self_attn.v_proj", kv, embd),
-            ("attn_output", "self_attn.o_proj", embd, heads * dim),
-            ("ffn_gate_inp", "mlp.router", n_experts, embd),
-        ):
-            yield tensor(f"{to}.{name}.weight", f"{at}.{source}.weight", (rows, row_length))
-            yield tensor(f"{to}.{name}.bias", f"{at}.{source}.bias", (rows,))
+        yield from norm(f"{to}.post_attention_norm", f"{at}.post_attention_layernorm", embd)
+        yield from linear(f"{to}.ffn_gate_inp", f"{at}.mlp.router", (n_experts, embd), bias=True)
         yield from _expert_tensors(config, n_experts, to, f"{at}.mlp.experts")
 
 
@@ -82,7 +72,7 @@ def _packed_experts(
     """All rows of a stack of matrices in MXFP4, or every other one from `first` on."""
     n_experts, n_rows, row_length = shape
     if row_length % BLOCK_LENGTH:
-        raise config.impossible(f"rows of {row_length} elements cannot be MXFP4, whose blocks have {BLOCK_LENGTH}")
+        raise impossible(config, f"rows of {row_length} elements cannot be MXFP4, whose blocks have {BLOCK_LENGTH}")
     blocks = (n_experts, n_rows, row_length // BLOCK_LENGTH, PACKED_NBYTES)
     transform = None if first is None else every_other(first)
     part = Part(f"{source}_blocks", blocks, scales=f"{source}_scales", transform=transform)
@@ -95,7 +85,7 @@ def _float_experts(
     """The same of floats, whose matrices are stored the other way round."""
     n_experts, n_rows, row_length = shape
     if row_length % 2:
-        raise config.impossible(f"experts with rows of {row_length} elements, an odd number")
+        raise impossible(config, f"experts with rows of {row_length} elements, an odd number")
     transform = transposed(row_length) if first is None else _every_other_column_transposed(row_length, first)
     part = Part(source, (n_experts, row_length, n_rows), transform=transform)
     return TensorRule(name, (n_experts, n_rows if first is None else n_rows // 2, row_length), (part,))

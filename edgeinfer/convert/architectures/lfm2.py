@@ -13,6 +13,7 @@ from edgeinfer.convert.architectures.base import (
     Part,
     TensorRule,
     head_dim,
+    impossible,
     n_kv_heads,
     n_layers,
     rope_metadata,
@@ -64,14 +65,14 @@ def _attends(config: Config) -> list[bool]:
     if kinds is None:
         numbers = config.get("full_attn_idxs")
         if numbers is not None and not isinstance(numbers, list):
-            raise config.impossible("'full_attn_idxs' is not a list of layers")
+            raise impossible(config, "'full_attn_idxs' is not a list of layers")
         return [numbers is None or i in numbers for i in range(layers)]
     if (
         not isinstance(kinds, list)
         or len(kinds) != layers
         or any(kind not in ("conv", "full_attention") for kind in kinds)
     ):
-        raise config.impossible(f"'layer_types' does not say for {layers} layers which are conv or full_attention")
+        raise impossible(config, f"'layer_types' does not say for {layers} layers which are conv or full_attention")
     return [kind == "full_attention" for kind in kinds]
 
 

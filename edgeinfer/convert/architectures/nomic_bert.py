@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from edgeinfer.convert.architectures import bert
-from edgeinfer.convert.architectures.base import MAX_LAYERS, Architecture, TensorRule, tensor
+from edgeinfer.convert.architectures.base import MAX_LAYERS, Architecture, TensorRule, impossible, require, tensor
+from edgeinfer.convert.architectures.blocks import norm
 from edgeinfer.convert.architectures.pooling import pooling_metadata
 from edgeinfer.convert.config import Config
 
@@ -28,10 +29,10 @@ _BUILT_IN = {
 def metadata(config: Config) -> dict[str, Any]:
     """The config has GPT-2's names."""
     for key, value in _BUILT_IN.items():
-        config.require(key, value)
+        require(config, key, value)
     embd, heads = config.integer("n_embd"), config.integer("n_head")
     if embd % heads or embd // heads % 2:
-        raise config.impossible(f"'n_embd' {embd} does not share out into {heads} even heads")
+        raise impossible(config, f"'n_embd' {embd} does not share out into {heads} even heads")
     return {
         "block_count": _n_layers(config),
         # Trained on fewer tokens than it has positions for; llama.cpp's script knows no other case either.
@@ -57,11 +58,11 @@ def tensors(config: Config) -> Iterator[TensorRule]:
     yield tensor("token_embd.weight", "embeddings.word_embeddings.weight", (config.vocab_size, embd))
     types = (config.integer("type_vocab_size"), embd)
     yield tensor("token_types.weight", "embeddings.token_type_embeddings.weight", types)
-    yield from _norm("token_embd_norm", "emb_ln", embd)
+    yield from norm("token_embd_norm", "emb_ln", embd, bias=True)
     for i in range(_n_layers(config)):
         to, at = f"blk.{i}", f"encoder.layers.{i}"
-        yield from _norm(f"{to}.attn_output_norm", f"{at}.norm1", embd)
-        yield from _norm(f"{to}.layer_output_norm", f"{at}.norm2", embd)
+        yield from norm(f"{to}.attn_output_norm", f"{at}.norm1", embd, bias=True)
+        yield from norm(f"{to}.layer_output_norm", f"{at}.norm2", embd, bias=True)
         for name, source, shape in (
             ("attn_qkv", "attn.Wqkv", (3 * embd, embd)),
             ("attn_output", "attn.out_proj", (embd, embd)),
@@ -70,11 +71,6 @@ def tensors(config: Config) -> Iterator[TensorRule]:
             ("ffn_down", "mlp.fc2", (embd, ffn)),
         ):
             yield tensor(f"{to}.{name}.weight", f"{at}.{source}.weight", shape)
-
-
-def _norm(name: str, source: str, embd: int) -> Iterator[TensorRule]:
-    for part in ("weight", "bias"):
-        yield tensor(f"{name}.{part}", f"{source}.{part}", (embd,))
 
 
 ARCHITECTURE = Architecture(
@@ -103,5 +99,4 @@ ARCHITECTURE = Architecture(
     metadata=metadata,
     tensors=tensors,
     adapted=bert.adapted,
-    unused=bert.unused,
 )
