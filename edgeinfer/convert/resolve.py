@@ -95,21 +95,16 @@ def resolve(
     return [_plan(checkpoint, rule) for rule in kept], copy
 
 
-def _sources(part: Part) -> dict[str, tuple[int, ...]]:
-    """The tensors that a part needs, with their shapes."""
-    return {part.source: part.shape, **({part.scales: part.shape[:-1]} if part.scales else {})}
-
-
 def _check(checkpoint: Checkpoint, rules: Sequence[TensorRule]) -> None:
     there = checkpoint.tensors
     known: dict[str, tuple[int, ...]] = {}
     missing: dict[str, None] = {}
     for rule in rules:
         for part in rule.parts:
-            known |= _sources(part)
+            known |= part.sources
         if not rule.optional or rule.parts[0].source in there:
-            missing |= dict.fromkeys(name for part in rule.parts for name in _sources(part) if name not in there)
-    packed = {source for rule in rules for part in rule.parts if part.scales for source in _sources(part)}
+            missing |= dict.fromkeys(name for part in rule.parts for name in part.sources if name not in there)
+    packed = {source for rule in rules for part in rule.parts if part.scales for source in part.sources}
     wrong = [
         f"{name} has {list(there[name].shape)}, expected {list(shape)}"
         for name, shape in known.items()

@@ -73,6 +73,11 @@ class Part:
     scales: str = ""
     """Where the scales are, when `source` is MXFP4: its rows are blocks of packed bytes (see convert.mxfp4)."""
 
+    @property
+    def sources(self) -> dict[str, tuple[int, ...]]:
+        """The tensors that it needs, with their shapes."""
+        return {self.source: self.shape, **({self.scales: self.shape[:-1]} if self.scales else {})}
+
 
 @dataclass(frozen=True, slots=True)
 class TensorRule:
@@ -132,7 +137,7 @@ class Architecture:
     buffers: tuple[str, ...] = ()
     """How the names of tensors end that old checkpoints saved along with the weights, and that nobody needs."""
     adapted: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint
-    """The checkpoint with what its tensors show in the config, the names that `tensors` uses, and none that it does not."""
+    """The checkpoint with what its tensors show in the config, and with the names that `tensors` uses."""
 
 
 def n_layers(config: Config) -> int:
