@@ -8,6 +8,8 @@ _API = {
     "convert": "edgeinfer.api.convert",
     "inspect": "edgeinfer.api.inspect",
     "load": "edgeinfer.api.model",
+    "load_encoder": "edgeinfer.api.embed",
+    "Encoder": "edgeinfer.api.embed",
     "Model": "edgeinfer.api.model",
 }
 

@@ -37,6 +37,11 @@ class ConvertPlan:
         return tuple(t for t in self.tensors if t.fallback_from is not None)
 
     @property
+    def is_encoder(self) -> bool:
+        """Whether the model sees the whole text at once and makes vectors of it, rather than further text."""
+        return self.metadata.get(f"{self.architecture}.attention.causal") is False
+
+    @property
     def n_parameters(self) -> int:
         """Elements of all tensors."""
         return sum(t.n_elements for t in self.tensors)
