@@ -40,6 +40,8 @@ class TinyModel:
     config: dict[str, Any]
     variants: dict[str, dict[str, Any]]
     """Changes to the config by variant; PLAIN has none."""
+    prefixes: dict[str, str]
+    """How names begin in our rules, and in the checkpoint."""
     extra_tensors: dict[str, list[int]]
     """Shapes of tensors that the checkpoint has and our rules leave out, such as an image encoder's."""
     tolerance: float
@@ -55,6 +57,7 @@ def read_model(name: str) -> TinyModel:
         name,
         known["config"],
         {PLAIN: {}, **known["variants"]},
+        known.get("prefixes", {}),
         known.get("extra_tensors", {}),
         known.get("tolerance", 1e-3),
         known.get("deviations", {}),
@@ -82,7 +85,7 @@ def make_checkpoint(model: TinyModel, variant: str, folder: Path) -> Path:
         target / "tokenizer_config.json",
         {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"},
     )
-    tensors = {name: _random(name, shape, weight) for name, shape, weight in _shapes(target)}
+    tensors = {_renamed(model, name): _random(name, shape, weight) for name, shape, weight in _shapes(target)}
     tensors |= {name: _random(name, shape, "") for name, shape in model.extra_tensors.items()}
     dtypes = {2: "BF16", 1: "U8"}
     sources = [
@@ -93,18 +96,24 @@ def make_checkpoint(model: TinyModel, variant: str, folder: Path) -> Path:
     return target
 
 
+def _renamed(model: TinyModel, name: str) -> str:
+    ours, theirs = next((p for p in model.prefixes.items() if name.startswith(p[0])), ("", ""))
+    return theirs + name.removeprefix(ours)
+
+
 def _shapes(target: Path) -> list[tuple[str, tuple[int, ...], str]]:
     """Name, shape and kind of weight of every tensor that our rules cannot do without."""
     config = Config(target / "config.json", json.loads((target / "config.json").read_text("utf-8")))
     architecture = lookup(config)
-    rules = architecture.tensors(config.with_defaults(architecture.defaults))
-    return [
-        (source, shape, _kind(rule, part, source))
+    rules = architecture.tensors(config.text_model().with_defaults(architecture.defaults))
+    found = {
+        source: (source, shape, _kind(rule, part, source))
         for rule in rules
         if isinstance(rule, TensorRule) and not rule.optional
         for part in rule.parts
         for source, shape in part.sources.items()
-    ]
+    }
+    return list(found.values())
 
 
 def _kind(rule: TensorRule, part: Part, source: str) -> str:

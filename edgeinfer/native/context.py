@@ -45,10 +45,8 @@ class NativeBackend:
             raise _no_context(self._n_ctx)
         self._memory = llama.llama_get_memory(self._handle)
         if not self._memory:
-            self.close()
-            raise UnusableInputError(
-                "the model is an encoder: it makes vectors, no text", "use a text generation model"
-            )
+            llama.llama_free(self._handle)
+            raise UnusableInputError("the model is an encoder, which writes no text", "use a text generation model")
         self._n_vocab = model.vocabulary.n_tokens
         self._batch = _Batch(int(llama.llama_n_batch(self._handle)), max_sequences)
         self._logits = np.empty((0, self._n_vocab), np.float32)

@@ -190,18 +190,18 @@ def impossible(config: Config, what: str) -> UnusableInputError:
     return UnusableInputError(f"{config.path}: {what}", "is this file complete?")
 
 
-def decoder_metadata(config: Config, *, partial: bool = False) -> dict[str, Any]:
-    """The keys that every rotary decoder with RMS norms and SiLU has. Raises UnusableInputError for another one.
+def decoder_metadata(config: Config, **rope: bool) -> dict[str, Any]:
+    """The keys that every rotary decoder with RMS norms and SiLU has; `rope` goes to `rope_metadata`.
 
-    `partial` is `rope_metadata`'s.
+    Raises UnusableInputError for another one.
     """
     check_activation(config, "hidden_act", "silu", "swish")
     rms_norm = {"attention.layer_norm_rms_epsilon": config.number("rms_norm_eps")}
-    return {**attention_metadata(config, partial=partial), **rms_norm}
+    return {**attention_metadata(config, **rope), **rms_norm}
 
 
-def attention_metadata(config: Config, *, partial: bool = False) -> dict[str, Any]:
-    """The keys that every rotary decoder has, whatever its norms and activation."""
+def attention_metadata(config: Config, **rope: bool) -> dict[str, Any]:
+    """The keys that every rotary decoder has, whatever its norms and activation; `rope` goes to `rope_metadata`."""
     metadata: dict[str, Any] = {
         "block_count": n_layers(config),
         "context_length": config.integer("max_position_embeddings"),
@@ -209,7 +209,7 @@ def attention_metadata(config: Config, *, partial: bool = False) -> dict[str, An
         "feed_forward_length": config.integer("intermediate_size"),
         "attention.head_count": config.integer("num_attention_heads"),
         "attention.head_count_kv": n_kv_heads(config),
-        **rope_metadata(config, partial=partial),
+        **rope_metadata(config, **rope),
     }
     if config.get("head_dim") is not None:
         metadata["attention.key_length"] = metadata["attention.value_length"] = head_dim(config)
@@ -233,10 +233,11 @@ def expert_counts(config: Config) -> dict[str, Any]:
     return {"expert_count": count, "expert_used_count": config.integer("num_experts_per_tok", at_most=count)}
 
 
-def rope_metadata(config: Config, *, partial: bool = False) -> dict[str, Any]:
-    """Base frequency and scaling of the rotary embedding, which turns all of a head unless `partial` allows less.
+def rope_metadata(config: Config, *, rope_factors: bool = False, partial: bool = False) -> dict[str, Any]:
+    """Base frequency and scaling of the rotary embedding. Raises UnusableInputError for an unknown scaling.
 
-    Raises UnusableInputError for an unknown scaling.
+    `rope_factors`: whether llama.cpp reads a tensor of rope divisors for this architecture, as `llama3` scaling needs.
+    `partial`: whether it can leave a part of each head as it is.
     """
     rope = config.rope
     kind = rope.get("rope_type")
@@ -250,9 +251,10 @@ def rope_metadata(config: Config, *, partial: bool = False) -> dict[str, Any]:
         for source, target in _YARN_NUMBERS.items():
             if rope.get(source) is not None:
                 scaling.setdefault(f"rope.scaling.{target}", rope.number(source))
-    elif kind not in ("default", "linear", "llama3"):
+    elif kind not in ("default", "linear", *(["llama3"] if rope_factors else [])):
+        known = "default, linear, yarn" + (", llama3" if rope_factors else "")
         raise UnusableInputError(
-            f"{config.path}: unknown rope scaling {reprlib.repr(kind)}", "known are default, linear, yarn and llama3"
+            f"{config.path}: unknown rope scaling {reprlib.repr(kind)}", f"this architecture is known with {known}"
         )
     return {**scaling, "rope.freq_base": rope.number("rope_theta")}
 

@@ -1,4 +1,4 @@
-"""Gemma 3: a Gemma 2 with norms for query and key, no soft caps, and a rope of its own in the layers with a window."""
+"""Gemma 3: a Gemma 2 with norms for query and key, no soft caps, and another rope in the layers with a window."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ def metadata(config: Config) -> dict[str, Any]:
         require(config, "sliding_window_pattern", _WINDOW_PATTERN)
     check_layer_types(config, window_every=_WINDOW_PATTERN)
     require(config, "attn_logit_softcapping", None)
-    require(config, "final_logit_softcapping", None)
     require(config, "use_bidirectional_attention", False)
+    soft_cap = config.get("final_logit_softcapping")
     return {
         **gemma_metadata(config, scaled_by_width=n_layers(config) == _LAYERS_27B),
         "rope.freq_base_swa": config.window_rope.number("rope_theta"),
         "attention.sliding_window": config.integer("sliding_window"),
+        **({} if soft_cap is None else {"final_logit_softcapping": config.number("final_logit_softcapping")}),
     }
 
 

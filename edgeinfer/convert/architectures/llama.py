@@ -24,14 +24,20 @@ from edgeinfer.convert.config import Config
 from edgeinfer.errors import UnusableInputError
 
 
-def metadata(config: Config) -> dict[str, Any]:
-    """The keys of every decoder, then what llama.cpp's loader wants of a llama."""
+def metadata(config: Config, *, rope_factors: bool = True) -> dict[str, Any]:
+    """The keys of every decoder, then what llama.cpp's loader wants of a llama and its relatives."""
     return {
-        **decoder_metadata(config),
+        **decoder_metadata(config, rope_factors=rope_factors),
         **expert_counts(config),
         "vocab_size": config.vocab_size,
         "rope.dimension_count": head_dim(config),
     }
+
+
+def _metadata_with_head_dim(config: Config) -> dict[str, Any]:
+    """The same with the size of a head, which transformers states for a llama in any case."""
+    size = head_dim(config)
+    return {**metadata(config), "attention.key_length": size, "attention.value_length": size}
 
 
 def tensors(config: Config) -> Iterator[TensorRule | ConstantRule]:
@@ -49,11 +55,8 @@ def interleaved_layers(
     config: Config, feed_forward: Callable[[str, str, int], Iterator[TensorRule]]
 ) -> Iterator[TensorRule | ConstantRule]:
     """A llama with another feed-forward network: `feed_forward(to, at, hidden size)`."""
-    embd, rotary, bias = (
-        config.integer("hidden_size"),
-        interleave_halves(head_dim(config)),
-        config.flag("attention_bias"),
-    )
+    embd, bias = config.integer("hidden_size"), config.flag("attention_bias")
+    rotary = interleave_halves(head_dim(config))
     yield from embedding_tensors(config)
     if config.rope.get("rope_type") == "llama3":
         yield ConstantRule("rope_freqs.weight", llama3_rope_factors(config))
@@ -97,6 +100,6 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": False,
         "vocab_size": 32000,
     },
-    metadata=metadata,
+    metadata=_metadata_with_head_dim,
     tensors=tensors,
 )

@@ -19,7 +19,7 @@ def metadata(config: Config) -> dict[str, Any]:
     else:
         require(config, "no_rope_layers", with_rope)
     require(config, "use_sliding_window", False)
-    return llama.metadata(config)
+    return llama.metadata(config, rope_factors=False)
 
 
 ARCHITECTURE = Architecture(
