@@ -8,6 +8,7 @@ _API = {
     "convert": "edgeinfer.api.convert",
     "inspect": "edgeinfer.api.inspect",
     "load": "edgeinfer.api.model",
+    "tokenize": "edgeinfer.api.vocabulary",
     "Model": "edgeinfer.api.model",
 }
 

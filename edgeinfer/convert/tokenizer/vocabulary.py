@@ -28,9 +28,7 @@ def token_table(path: Path, parsed: dict[str, Any], vocab_size: int) -> tuple[li
     """
     texts = [f"[PAD{i}]" for i in range(vocab_size)]
     types = [int(TokenType.UNUSED)] * vocab_size
-    vocab = parsed["model"].get("vocab")
-    if not isinstance(vocab, dict) or not vocab:
-        raise UnusableInputError(f"{path}: the tokenizer has no vocabulary", "download the file again")
+    vocab = ids_by_text(path, parsed)
     added = added_tokens(path, parsed)
     largest = max([*vocab.values(), *added])
     if largest >= vocab_size:
@@ -53,6 +51,19 @@ def token_table(path: Path, parsed: dict[str, Any], vocab_size: int) -> tuple[li
             texts[token], types[token] = text.replace("▁", " "), TokenType.USER_DEFINED
     _check_texts(path, texts)
     return texts, types
+
+
+def ids_by_text(path: Path, parsed: dict[str, Any]) -> dict[str, int]:
+    """The vocabulary without the added tokens; a Unigram model lists its pieces in the order of their ids."""
+    vocab = parsed["model"].get("vocab")
+    if isinstance(vocab, list):
+        ids = {str(entry[0]): token for token, entry in enumerate(vocab)}
+        if len(ids) != len(vocab):
+            raise _ambiguous(path, "a piece stands twice in the vocabulary")
+        vocab = ids
+    if not isinstance(vocab, dict) or not vocab:
+        raise UnusableInputError(f"{path}: the tokenizer has no vocabulary", "download the file again")
+    return vocab
 
 
 def _check_texts(path: Path, texts: list[str]) -> None:
