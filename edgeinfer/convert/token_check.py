@@ -60,7 +60,10 @@ def settle(metadata: dict[str, Any], tokenizer: LoadedTokenizer, open_vocabulary
 
     Raises UnusableInputError when the library does not load the vocabulary, ResourceError without temporary space.
     """
-    notes: list[str] = []
+    notes = []
+    if left_out := tokenizer.left_out:
+        shown = ", ".join(left_out[:3]) + (", …" if len(left_out) > 3 else "")
+        notes.append(f"{len(left_out)} added tokens that the model has no embedding for are left out: {shown}")
     try:
         with tempfile.TemporaryDirectory(prefix="edgeinfer-") as folder:
             path = Path(folder) / "vocabulary.gguf"

@@ -1,8 +1,8 @@
 """Checks SentencePiece's table of characters to replace, which the C library walks without a net.
 
 Format (google/sentencepiece, normalizer.cc; src/llama-vocab.cpp): 4 bytes of length, that many bytes of a double-array
-trie of 32-bit units, then the replacements, each ended by a zero byte. A unit has its children's offset in bits 10 to 31
-(bit 9 scales it by 256), its own label in bits 0 to 7, and in bit 8 whether a value hangs on it; a value has bit 31.
+trie of 32-bit units, then the replacements, each ended by a zero byte. A unit has its children's offset in bits 10 to
+31 (bit 9 scales it by 256), its own label in bits 0 to 7, and in bit 8 whether a value hangs on it; a value has bit 31.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from edgeinfer.convert.tokenizer.sentencepiece_model import (
 from edgeinfer.convert.tokenizer.special import begin_token, end_tokens, special_metadata
 from edgeinfer.convert.tokenizer.templates import template_metadata
 from edgeinfer.convert.tokenizer.unigram import unigram_vocabulary
+from edgeinfer.convert.tokenizer.vocabulary import without_unembedded
 from edgeinfer.convert.tokenizer.wordpiece import wordpiece_vocabulary
 from edgeinfer.errors import UnusableInputError, UsageError
 
@@ -44,6 +45,8 @@ class LoadedTokenizer:
     """tokenizer.json, or what stands for it."""
     end_tokens: tuple[int, ...]
     """All tokens that end a generation, as the checkpoint lists them."""
+    left_out: tuple[str, ...] = ()
+    """Added tokens that the model has no embedding for."""
 
 
 def load_tokenizer(checkpoint: Checkpoint, pre: str | None = None) -> LoadedTokenizer:
@@ -52,12 +55,15 @@ def load_tokenizer(checkpoint: Checkpoint, pre: str | None = None) -> LoadedToke
     Raises UnusableInputError when there is none, when llama.cpp has no equivalent, or when it has more tokens than
     the embedding; UsageError for a `pre` that has no effect.
     """
-    path, document, settings, model = _read(checkpoint)
-    original = load_original(path, document)
+    path, whole, settings, model = _read(checkpoint)
+    document, left_out = without_unembedded(path, whole, checkpoint.config.vocab_size)
+    original = load_original(path, document, as_it_is=document is whole)
     vocabulary = _vocabulary(checkpoint, path, document, settings, model, original, pre)
     special = special_metadata(checkpoint, document, settings, original)
     templates = template_metadata(checkpoint.path, settings)
-    return LoadedTokenizer({**vocabulary, **special, **templates}, original, document, tuple(end_tokens(checkpoint)))
+    return LoadedTokenizer(
+        {**vocabulary, **special, **templates}, original, document, tuple(end_tokens(checkpoint)), left_out
+    )
 
 
 def _read(checkpoint: Checkpoint) -> tuple[Path, dict[str, Any], dict[str, Any], SentencePieceModel | None]:
@@ -98,7 +104,7 @@ def _vocabulary(
     pre: str | None,
 ) -> dict[str, Any]:
     config, kind = checkpoint.config, _kind(document)
-    begin = begin_token(settings, document)
+    begin = begin_token(settings, document) if settings.get("add_bos_token") is True else ""
     if kind == "BPE" and not is_sentencepiece_like(document):
         name = pre or pre_tokenizer(path, document, original, begin)
         return bpe_vocabulary(path, document, settings, config.vocab_size, name)

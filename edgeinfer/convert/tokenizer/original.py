@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     import tokenizers
 
 
-def load_original(path: Path, document: dict[str, Any]) -> tokenizers.Tokenizer:
-    """The tokenizer of a tokenizer.json, or of the document that stands for it. Raises UnusableInputError."""
+def load_original(path: Path, document: dict[str, Any], *, as_it_is: bool) -> tokenizers.Tokenizer:
+    """The tokenizer of a tokenizer.json, or of the document that stands for it. Raises UnusableInputError.
+
+    `as_it_is`: the document is what stands in `path`, if that is a tokenizer.json.
+    """
     import tokenizers
 
     with _complaints(str(path)):
-        if path.name == "tokenizer.json":
+        if as_it_is and path.name == "tokenizer.json":
             original = tokenizers.Tokenizer.from_file(str(path))
         else:
             original = tokenizers.Tokenizer.from_str(json.dumps(document))

@@ -71,7 +71,7 @@ _ALSO_WITH_WHOLE_WORDS_FIRST = (_TEKKEN, _GPT4O, _QWEN2, _QWEN35)
 def pre_tokenizer(path: Path, parsed: dict[str, Any], original: tokenizers.Tokenizer, begin_token: str) -> str:
     """llama.cpp's name for the file's pre-tokenizing rules; UnusableInputError, with the rules, for unknown ones.
 
-    `begin_token` is the text of the begin-of-sequence token, "" if there is none: known hashes may count it in.
+    `begin_token` is for `known_by_hash`.
     """
     rules = _rules(parsed)
     by_rules = _NAMES_BY_RULES.get(rules, ())
@@ -87,10 +87,13 @@ def pre_tokenizer(path: Path, parsed: dict[str, Any], original: tokenizers.Token
 
 
 def known_by_hash(original: tokenizers.Tokenizer, begin_token: str) -> str | None:
-    """llama.cpp's name for a tokenizer that it knows by its tokens of a fixed text."""
+    """llama.cpp's name for a tokenizer that it knows by its tokens of a fixed text.
+
+    `begin_token` stands in front of them where the settings, which llama.cpp asks too, say so; "" where they don't.
+    """
     plain, framed = (encode_all(original, [CHECK_TEXT], special=special)[0] for special in (False, True))
     begin = original.token_to_id(begin_token) if begin_token else None
-    candidates = [framed, plain, *([[begin, *plain]] if begin is not None else [])]
+    candidates = [*([[begin, *plain]] if begin is not None else []), framed, plain]
     hashes = (hashlib.sha256(str(ids).encode()).hexdigest() for ids in candidates)
     return next((PRE_TOKENIZER_BY_HASH[found] for found in hashes if found in PRE_TOKENIZER_BY_HASH), None)
 

@@ -26,32 +26,13 @@ _KEYS = {
 _END_OF_MESSAGE = re.compile(r"eom|observation|call", re.IGNORECASE)
 _END_OF_TURN = re.compile(r"eot|turn|im_end|<\|end\|>|user", re.IGNORECASE)
 # What the C library takes for the end of a text by its spelling (src/llama-vocab.cpp, special_eog_ids).
-_KNOWN_ENDS = frozenset(
-    [
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<|flush|>",
-        "<|calls|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "</s>",
-        "<|eom_id|>",
-        "<EOT>",
-        "_<EOT>",
-        "[EOT]",
-        "[EOS]",
-        "<|end_of_text|>",
-        "<end_of_utterance>",
-        "<eos>",
-        "<turn|>",
-        "<|tool_response>",
-        "<｜end▁of▁sentence｜>",
-        "[e~[",
-    ]
-)
+# fmt: off
+_KNOWN_ENDS = frozenset((
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
+))
+# fmt: on
 
 
 def special_metadata(

@@ -53,6 +53,26 @@ def token_table(path: Path, parsed: dict[str, Any], vocab_size: int) -> tuple[li
     return texts, types
 
 
+def without_unembedded(path: Path, document: dict[str, Any], vocab_size: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The tokenizer without the added tokens that lie beyond the embedding, and their texts.
+
+    A model never saw them: Gemma 3's text models have a tokenizer with a token for images. Nothing else may refer to
+    them, or the tokenizers library does not load what is left.
+    """
+    entries = document.get("added_tokens")
+    if not isinstance(entries, list) or not all(isinstance(e, dict) and type(e.get("id")) is int for e in entries):
+        return document, ()
+    surplus = tuple(str(entry.get("content")) for entry in entries if entry["id"] >= vocab_size)
+    if not surplus:
+        return document, ()
+    kept = [entry for entry in entries if entry["id"] < vocab_size]
+    match document.get("model"):
+        case {"vocab": dict(vocab), **model} if any(text in vocab for text in surplus):
+            embedded = {text: token for text, token in vocab.items() if text not in surplus}
+            return {**document, "added_tokens": kept, "model": {**model, "vocab": embedded}}, surplus
+    return {**document, "added_tokens": kept}, surplus
+
+
 def ids_by_text(path: Path, parsed: dict[str, Any]) -> dict[str, int]:
     """The vocabulary without the added tokens; a Unigram model lists its pieces in the order of their ids."""
     vocab = parsed["model"].get("vocab")
