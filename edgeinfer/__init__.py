@@ -10,6 +10,7 @@ _API = {
     "load": "edgeinfer.api.model",
     "load_encoder": "edgeinfer.api.embed",
     "Encoder": "edgeinfer.api.embed",
+    "tokenize": "edgeinfer.api.vocabulary",
     "Model": "edgeinfer.api.model",
 }
 

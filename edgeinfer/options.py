@@ -107,6 +107,8 @@ class ConvertOptions:
     """Every tensor gets the file's type; no mixture."""
     fallback: bool = True
     """Give a tensor whose rows do not divide into blocks another type, rather than refuse."""
+    pre: str | None = None
+    """llama.cpp's name of the pre-tokenizer; None finds it out."""
     threads: int | None = None
     overwrite: bool = False
     verify: bool = True

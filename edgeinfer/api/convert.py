@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edgeinfer.api.embed import load_encoder
 from edgeinfer.api.model import load
+from edgeinfer.api.vocabulary import open_vocabulary
 from edgeinfer.convert.pipeline import Planned, execute, prepare
 from edgeinfer.errors import CheckFailedError
 from edgeinfer.native.devices import default_threads, peak_rss_bytes
@@ -53,7 +54,7 @@ def plan_conversion(
     source: str | Path, output: str | Path | None = None, options: ConvertOptions = _DEFAULTS
 ) -> Planned:
     """Read a checkpoint's headers and plan its conversion; reads no weights. `convert` says what it raises."""
-    return prepare(Path(source), Path(output) if output is not None else None, options)
+    return prepare(Path(source), Path(output) if output is not None else None, options, open_vocabulary)
 
 
 def run_conversion(

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.api.files import checked_header, resolve
+from edgeinfer.api.vocabulary import vocabulary_of
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.native.encoder import NativeEncoder, Pooling
@@ -49,7 +50,7 @@ class Encoder:
         self.header = header
         self.native = native
         self.encoder = encoder
-        self.vocabulary = native.vocabulary
+        self.vocabulary = vocabulary_of(header, native.vocabulary)
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """One vector of length 1 for each text, shape `(len(texts), n_embd)`.

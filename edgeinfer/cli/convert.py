@@ -44,6 +44,9 @@ def command(
     no_fallback: Annotated[
         bool, typer.Option("--no-fallback", help="Refuse instead of choosing another type for rows that don't divide.")
     ] = False,
+    pre: Annotated[
+        str | None, typer.Option("--pre", metavar="NAME", help="llama.cpp's pre-tokenizer [default: found out].")
+    ] = _DEFAULTS.pre,
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="Threads [default: physical cores].")
     ] = _DEFAULTS.threads,
@@ -62,6 +65,7 @@ def command(
         token_embedding_type=token_embedding_type,
         pure=pure,
         fallback=not no_fallback,
+        pre=pre,
         threads=threads,
         overwrite=overwrite,
         verify=not no_verify,
@@ -72,6 +76,8 @@ def command(
         return
     for note in planned.plan.dropped:
         console.note(f"note: left out {note}")
+    for note in planned.notes:
+        console.note(f"note: {note}")
     with _progress_bar() as progress:
         converted = run_conversion(planned, options, progress)
     if as_json:
@@ -162,4 +168,5 @@ def _plan_text(planned: Planned) -> str:
     if fallbacks:
         lines.append(_fallback_text(fallbacks, len(plan.tensors)))
     lines += [f"left out: {note}" for note in plan.dropped]
+    lines += planned.notes
     return "\n".join(lines)

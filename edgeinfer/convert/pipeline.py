@@ -18,6 +18,7 @@ from edgeinfer.convert.file_types import file_type
 from edgeinfer.convert.plan import ConvertPlan, build
 from edgeinfer.convert.stream import write
 from edgeinfer.convert.text_model import text_model
+from edgeinfer.convert.token_check import OpenVocabulary, settle
 from edgeinfer.convert.tokenizer import LoadedTokenizer, load_tokenizer
 from edgeinfer.convert.verify import OpenModel, verify
 from edgeinfer.convert.writer import data_nbytes, encode_header
@@ -37,6 +38,8 @@ class Planned:
     tokenizer: LoadedTokenizer
     plan: ConvertPlan
     output: Path
+    notes: tuple[str, ...] = ()
+    """What the user should know about the output."""
 
     @property
     def nbytes(self) -> int:
@@ -44,16 +47,18 @@ class Planned:
         return len(encode_header(self.plan.metadata, self.plan.tensors)) + data_nbytes(self.plan.tensors)
 
 
-def prepare(source: Path, output: Path | None, options: ConvertOptions) -> Planned:
-    """Read the headers and plan. The errors are those of the steps: usage, not found, unusable."""
+def prepare(source: Path, output: Path | None, options: ConvertOptions, open_vocabulary: OpenVocabulary) -> Planned:
+    """Read the headers and plan. The errors are those of the steps: usage, not found, unusable, resources."""
     wanted = file_type(options.type)
     checkpoint = open_checkpoint(source)
     architecture = lookup(checkpoint.config)
     checkpoint = architecture.adapted(text_model(checkpoint, architecture))
-    tokenizer = load_tokenizer(checkpoint)
+    tokenizer = load_tokenizer(checkpoint, options.pre)
     plan = build(checkpoint, architecture, tokenizer.metadata, options)
+    settled = settle(plan.metadata, tokenizer, open_vocabulary)
+    plan = replace(plan, metadata={**plan.metadata, **settled.metadata})
     name = re.sub(r"[^\w.-]", "-", source.absolute().name) or "model"
-    return Planned(checkpoint, tokenizer, plan, output or Path(f"{name}-{wanted.name}.gguf"))
+    return Planned(checkpoint, tokenizer, plan, output or Path(f"{name}-{wanted.name}.gguf"), settled.notes)
 
 
 def execute(

@@ -89,16 +89,12 @@ def build(
         "general.architecture": architecture.name,
         "general.type": "model",
         **{f"general.{key}": value for key, value in general.items()},
-        **{_key(architecture.name, key): value for key, value in hyperparameters.items()},
+        **{f"{architecture.name}.{key}": value for key, value in hyperparameters.items()},
         **tokenizer_metadata,
         "general.quantization_version": QUANTIZATION_VERSION,
         "general.file_type": wanted.id,
     }
     return ConvertPlan(architecture.name, wanted, metadata, tensors, checkpoint.left_out + dropped)
-
-
-def _key(architecture: str, key: str) -> str:
-    return key if key.startswith("tokenizer.") else f"{architecture}.{key}"
 
 
 def file_order(name: str) -> tuple[int, bytes]:

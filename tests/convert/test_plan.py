@@ -19,6 +19,7 @@ from checkpoints import (
     write_safetensors,
 )
 
+from edgeinfer.api.vocabulary import open_vocabulary
 from edgeinfer.convert.pipeline import Planned, prepare
 from edgeinfer.convert.plan import file_order
 from edgeinfer.errors import EdgeinferError, NotFoundError, UnusableInputError, UsageError
@@ -39,7 +40,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def _plan(checkpoint: Path, **options: Any) -> Planned:
-    return prepare(checkpoint, None, ConvertOptions(**{"type": "Q8_0", **options}))
+    return prepare(checkpoint, None, ConvertOptions(**{"type": "Q8_0", **options}), open_vocabulary)
 
 
 def _refused(checkpoint: Path, kind: type[EdgeinferError] = UnusableInputError, **options: Any) -> str:

@@ -130,7 +130,7 @@ class Architecture:
     defaults: Mapping[str, Any]
     """What transformers assumes where the config is silent."""
     metadata: Callable[[Config], dict[str, Any]]
-    """The `<name>.*` keys, in order, without the prefix; `tokenizer.*` keys keep theirs."""
+    """The `<name>.*` keys, in order, without the prefix."""
     tensors: Callable[[Config], Iterator[TensorRule | ConstantRule]]
     prefix: str = ""
     """What some checkpoints put before every tensor's name, and the rules don't."""

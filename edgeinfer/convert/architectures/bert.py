@@ -58,7 +58,6 @@ def metadata(config: Config) -> dict[str, Any]:
         "attention.layer_norm_epsilon": config.number("layer_norm_eps"),
         "attention.causal": False,
         **pooling_metadata(config),
-        "tokenizer.ggml.token_type_count": config.integer("type_vocab_size"),
     }
 
 
