@@ -87,6 +87,7 @@ def _quantized(intermediate: Path) -> dict[str, Any]:
         output = intermediate.with_suffix(".quantized")
         params = llama_cpp.llama_model_quantize_default_params()
         params.ftype = FILE_TYPES[name].id
+        params.allow_requantize = True  # the script leaves a checkpoint's MXFP4 as it is
         if llama_cpp.llama_model_quantize(bytes(intermediate), bytes(output), ctypes.byref(params)):
             raise ResourceError(f"llama_model_quantize to {name} failed", "its own message stands above")
         found[name] = summarize(read_header(output))

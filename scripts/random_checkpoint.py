@@ -138,7 +138,7 @@ def _random(name: str, shape: Any, kind: str) -> NDArray[np.uint16] | NDArray[np
     if kind == "packed":
         return raw.astype(np.uint8).reshape(shape)
     if kind == "scales":
-        return (raw % 4 + 127 + _LEAST_EXPONENT).astype(np.uint8).reshape(shape)
+        return (raw % 4 + (127 + _LEAST_EXPONENT)).astype(np.uint8).reshape(shape)
     if kind == "norm around 1":
         bits = raw & 0x00FF | 0x3F00  # 0.5 to 2
     else:
