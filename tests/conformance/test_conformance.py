@@ -16,6 +16,7 @@ from golden_conversions import readable_metadata, summarize
 from random_checkpoint import PLAIN, make_checkpoint, model_names, prompt, read_model
 
 from edgeinfer.api.convert import plan_conversion, run_conversion
+from edgeinfer.api.embed import load_encoder
 from edgeinfer.api.model import load
 from edgeinfer.gguf_file.header import read_header
 from edgeinfer.options import ConvertOptions, RuntimeOptions
@@ -76,6 +77,12 @@ def test_logits_are_those_of_transformers(name: str, checkpoints: dict[tuple[str
     planned = plan_conversion(checkpoints[name, PLAIN], tmp_path / "out.gguf", options)
     run_conversion(planned, options)
     model, tokens = read_model(name), prompt(read_model(name))
+    if planned.plan.is_encoder:
+        with load_encoder(planned.output) as encoder:
+            found = {"0": encoder.embed_tokens(tokens)}
+        for position, expected in golden[name]["logits"].items():
+            np.testing.assert_allclose(found[position], expected, rtol=0, atol=model.tolerance)
+        return
     exact = RuntimeOptions(ctx_size=64, flash_attn="off", cache_type_k="f32", cache_type_v="f32")
     with load(planned.output, exact) as loaded:
         logits = loaded.backend.forward([Row(0, tokens, 0, 0)])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeinfer.convert.checkpoint import Checkpoint
+from edgeinfer.convert.config import Config
 from edgeinfer.convert.json_file import read_object, read_object_if_there
 from edgeinfer.convert.tokenizer import tekken
 from edgeinfer.convert.tokenizer.bpe import bpe_vocabulary
@@ -61,9 +62,14 @@ def load_tokenizer(checkpoint: Checkpoint, pre: str | None = None) -> LoadedToke
     vocabulary = _vocabulary(checkpoint, path, document, settings, model, original, pre)
     special = special_metadata(checkpoint, document, settings, original)
     templates = template_metadata(checkpoint.path, settings)
-    return LoadedTokenizer(
-        {**vocabulary, **special, **templates}, original, document, tuple(end_tokens(checkpoint)), left_out
-    )
+    metadata = {**vocabulary, **_token_types(checkpoint.config), **special, **templates}
+    return LoadedTokenizer(metadata, original, document, tuple(end_tokens(checkpoint)), left_out)
+
+
+def _token_types(config: Config) -> dict[str, int]:
+    """How many kinds of segments ("sentence A", "sentence B") an encoder's embedding tells apart."""
+    count = config.get("type_vocab_size")
+    return {} if count is None else {"tokenizer.ggml.token_type_count": config.integer("type_vocab_size")}
 
 
 def _read(checkpoint: Checkpoint) -> tuple[Path, dict[str, Any], dict[str, Any], SentencePieceModel | None]:
@@ -113,10 +119,10 @@ def _vocabulary(
     if kind == "BPE":
         return sentencepiece_vocabulary(path, document, settings, config.vocab_size, model)
     if kind == "Unigram":
-        return unigram_vocabulary(path, document, config, config.vocab_size)
+        return unigram_vocabulary(path, document, config.vocab_size)
     if kind == "WordPiece":
         name = known_by_hash(original, begin) or "default"
-        return wordpiece_vocabulary(path, document, config, config.vocab_size, name)
+        return wordpiece_vocabulary(path, document, config.vocab_size, name)
     raise UnusableInputError(
         f"{path}: the tokenizer model {kind!r} is not supported", "supported are BPE, Unigram and WordPiece"
     )
