@@ -33,6 +33,7 @@ def convert(script: Path, pairs: list[list[str]]) -> None:
     def with_plain_vocabulary(*arguments: Any, **options: Any) -> Any:
         model_class = get_model_class(*arguments, **options)
         model_class.set_vocab = lambda self: self._set_vocab_gpt2()
+        model_class._is_tokenizer_xlmroberta = lambda self: False
         return model_class
 
     convert_hf_to_gguf.get_model_class = with_plain_vocabulary

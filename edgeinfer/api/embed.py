@@ -57,8 +57,10 @@ class Encoder:
 
         Raises ContextOverflowError for a text with more tokens than the model was trained on.
         """
-        tokens = (self.vocabulary.tokenize(text, add_special=True, parse_special=False) for text in texts)
-        return np.stack([self.embed_tokens(t) for t in tokens])
+        vectors = np.empty((len(texts), self.encoder.n_embd), np.float32)
+        for vector, text in zip(vectors, texts, strict=True):
+            vector[:] = self.embed_tokens(self.vocabulary.tokenize(text, add_special=True, parse_special=False))
+        return vectors
 
     def embed_tokens(self, tokens: Tokens) -> NDArray[np.float32]:
         """The vector of length 1 for a text's tokens, shape `(n_embd,)`."""

@@ -32,6 +32,7 @@ class NativeEncoder:
 
     def __init__(self, model: NativeModel, options: RuntimeOptions, pooling: Pooling) -> None:
         self._model = model
+        self.n_embd = int(llama.llama_model_n_embd_out(model.handle))
         self.n_ctx = min(options.ctx_size or DEFAULT_CTX_SIZE, model.n_ctx_train)
         params = llama.llama_context_default_params()
         # The library takes a text in one piece or ends the process.
@@ -65,8 +66,7 @@ class NativeEncoder:
         pooled = None if code else llama.llama_get_embeddings_seq(self._handle, 0)
         if not pooled:
             raise EdgeinferError(f"llama_encode failed with code {code} on {len(owned)} tokens: {library.last_error()}")
-        size = int(llama.llama_model_n_embd_out(self._model.handle))
-        return np.ctypeslib.as_array(pooled, (size,)).copy()
+        return np.ctypeslib.as_array(pooled, (self.n_embd,)).copy()
 
     def close(self) -> None:
         """Free the context; must come before the model's `close`."""
