@@ -12,6 +12,8 @@ from edgeinfer.convert.architectures.base import (
     TensorRule,
     decoder_metadata,
     embedding_tensors,
+    impossible,
+    n_layers,
     require,
     tensor,
 )
@@ -26,7 +28,10 @@ def metadata(config: Config) -> dict[str, Any]:
     require(config, "moe_layer_freq", 1, None)
     rank, rope = config.integer("kv_lora_rank"), config.integer("qk_rope_head_dim")
     optional: dict[str, Any] = {}
-    if config.get("q_lora_rank") is not None:
+    if _is_lite(config) != (config.get("q_lora_rank") is None):
+        form = "without" if _is_lite(config) else "with"
+        raise impossible(config, f"llama.cpp runs {n_layers(config)} layers only {form} a 'q_lora_rank'")
+    if not _is_lite(config):
         optional["attention.q_lora_rank"] = config.integer("q_lora_rank")
     if config.flag("norm_topk_prob"):
         optional["expert_weights_norm"] = True
@@ -46,6 +51,12 @@ def metadata(config: Config) -> dict[str, Any]:
         "attention.key_length_mla": config.integer("qk_nope_head_dim") + rope,
         "attention.value_length_mla": config.integer("v_head_dim"),
     }
+
+
+def _is_lite(config: Config) -> bool:
+    """Whether llama.cpp (src/models/deepseek2.cpp) takes it for a model without a narrow vector for queries."""
+    layers = n_layers(config)
+    return layers in (26, 27) or (layers == 48 and config.vocab_size == 128256)
 
 
 def _yarn_metadata(config: Config) -> dict[str, Any]:
