@@ -1,19 +1,23 @@
 """Compares tests/conformance/golden with what transformers and llama.cpp make of the same checkpoints today.
 
 For each variant of each model: `convert_hf_to_gguf.py --outtype bf16`, then `llama_model_quantize` of the installed
-library to a handful of types. Kept are a hash of the tensor table with all data and the count of tensors per type, the
-metadata, and transformers' logits at a few positions. `--update` writes the golden data anew. Needs the environment of
-the peers (scripts/build_peers.py), which is made the first time.
+library to a handful of types, and its dry run to all of them. Kept are a hash of all tensors with their data, a hash of
+the types alone (null where they need an importance matrix), the metadata, and transformers' logits at a few positions.
+`--update` writes the golden data anew. Needs the environment of the peers (scripts/build_peers.py), which is made the
+first time.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import hashlib
 import json
+import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +28,7 @@ from golden_conversions import readable_metadata, summarize
 from random_checkpoint import FOLDER, PLAIN, TinyModel, make_checkpoint, model_names, prompt, read_model
 from toolbox import run
 
-from edgeinfer.convert.file_types import FILE_TYPES
+from edgeinfer.convert.file_types import FILE_TYPES, FileType
 from edgeinfer.errors import CheckFailedError, ResourceError
 from edgeinfer.gguf_file.header import read_header
 
@@ -84,14 +88,46 @@ def _quantized(intermediate: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in TYPES:
         output = intermediate.with_suffix(".quantized")
-        params = llama_cpp.llama_model_quantize_default_params()
-        params.ftype = FILE_TYPES[name].id
-        params.allow_requantize = True  # the script leaves a checkpoint's MXFP4 as it is
-        if llama_cpp.llama_model_quantize(bytes(intermediate), bytes(output), ctypes.byref(params)):
-            raise ResourceError(f"llama_model_quantize to {name} failed", "its own message stands above")
+        _quantize(intermediate, output, FILE_TYPES[name])
         found[name] = summarize(read_header(output))
     metadata = readable_metadata(read_header(intermediate))
-    return {"metadata": {k: v for k, v in metadata.items() if not k.startswith("tokenizer.")}, "types": found}
+    return {
+        "metadata": {k: v for k, v in metadata.items() if not k.startswith("tokenizer.")},
+        "tables": {name: _type_table(intermediate, file_type) for name, file_type in FILE_TYPES.items()},
+        "types": found,
+    }
+
+
+def _quantize(source: Path, output: Path, file_type: FileType, *, dry_run: bool = False) -> str:
+    """What the library logs meanwhile."""
+    lines: list[str] = []
+    keep = llama_cpp.llama_log_callback(lambda level, text, data: lines.append(text.decode("utf-8", "replace")))
+    llama_cpp.llama_log_set(keep, None)
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype, params.dry_run = file_type.id, dry_run
+    params.allow_requantize = True  # the script leaves a checkpoint's MXFP4 as it is
+    failed = llama_cpp.llama_model_quantize(bytes(source), bytes(output), ctypes.byref(params))
+    llama_cpp.llama_log_set(_SILENT, None)
+    if failed:
+        raise ResourceError(f"llama_model_quantize to {file_type.name} failed", "".join(lines)[-500:])
+    return "".join(lines)
+
+
+_SILENT = llama_cpp.llama_log_callback(lambda level, text, data: None)
+_TENSOR_LINE = re.compile(r"\] (\S+) +- \[[^]]*\], type = +(\w+), size = [^\n(]*(?:\((\w+)\))?\n")
+
+
+def _type_table(intermediate: Path, file_type: FileType) -> str | None:
+    """The types that the library would give the tensors; None where it would ask for an importance matrix."""
+    log = _quantize(intermediate, intermediate.with_suffix(".none"), file_type, dry_run=True)
+    if "require an imatrix" in log:
+        return None
+    return type_table((name, (new or old).upper()) for name, old, new in _TENSOR_LINE.findall(log))
+
+
+def type_table(types: Iterable[tuple[str, str]]) -> str:
+    """A hash over the name and type of every tensor: the part of a file that a plan knows already."""
+    return hashlib.sha256("\n".join(map(" ".join, types)).encode()).hexdigest()[:16]
 
 
 def _agrees(found: dict[str, Any], path: Path) -> bool:

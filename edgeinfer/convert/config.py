@@ -34,7 +34,8 @@ class Config:
         section = self.values.get("text_config")
         if not isinstance(section, dict):
             return self
-        own = {key: value for key, value in section.items() if key != "architectures"}
+        # The text model was once a model of its own, with a class and a name that are not this one's.
+        own = {key: value for key, value in section.items() if key not in ("architectures", "_name_or_path")}
         return Config(self.path, {**self.values, **own}, self._defaults)
 
     @property

@@ -1,10 +1,10 @@
-"""`--all-types`: compare the data of every type, not only that of a mixture with most of the rules in it."""
+"""`--all-types`: compare the data of every type, not only of the two that are quick to make."""
 
 from __future__ import annotations
 
 import pytest
 
-QUICK_TYPES = ("BF16", "Q4_K_M")
+QUICK_TYPES = ("BF16", "Q4_0")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -60,10 +60,13 @@ def _plan(checkpoint: Path) -> ConvertPlan:
         ("smollm3", {"rope_scaling": LLAMA3_ROPE}),
         ("gemma3", {"attn_logit_softcapping": 50.0}),
         ("gemma3", {"use_bidirectional_attention": True}),
-        ("phi3", {"partial_rotary_factor": 1.5}),
-        ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
-        ("phi3", {"rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}}),
-        ("phi3", {"rope_scaling": {"type": "longrope", "long_factor": [1.0] * 31 + [0], "short_factor": [1.0] * 32}}),
+        ("phi-long", {"partial_rotary_factor": 1.5}),
+        ("phi-long", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
+        ("phi-long", {"rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}}),
+        (
+            "phi-long",
+            {"rope_scaling": {"type": "longrope", "long_factor": [1.0] * 31 + [0], "short_factor": [1.0] * 32}},
+        ),
         ("olmo2", {"attention_bias": True}),
         ("starcoder2", {"use_bias": False}),
         ("starcoder2", {"hidden_act": "relu"}),
@@ -91,15 +94,6 @@ def test_a_soft_cap_of_null_is_none_and_not_the_default(tmp_path: Path) -> None:
         _plan(checkpoint)
 
 
-def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    checkpoint = _make("llama", tmp_path)
-    change_json(checkpoint / "config.json", {"architectures": ["NovelForCausalLM"]})
-    with pytest.raises(UnusableInputError, match="NovelForCausalLM") as caught:
-        _plan(checkpoint)
-    assert "LlamaForCausalLM" in caught.value.hint
-    assert "GPT2LMHeadModel" in caught.value.hint
-
-
 def test_the_parts_of_a_multimodal_model_that_see_are_left_out_and_named(tmp_path: Path) -> None:
     plan = _plan(_make("gemma3-multimodal", tmp_path))
     assert plan.dropped == (
@@ -109,10 +103,16 @@ def test_the_parts_of_a_multimodal_model_that_see_are_left_out_and_named(tmp_pat
     assert plan.metadata["gemma3.attention.head_count"] == 4
 
 
+def test_a_multimodal_model_is_not_named_after_its_text_model(tmp_path: Path) -> None:
+    text = {**read_model("gemma3-multimodal").config["text_config"], "_name_or_path": "google/text-model"}
+    plan = _plan(_make("gemma3-multimodal", tmp_path, text_config=text))
+    assert plan.metadata["general.name"] == "Gemma3 Multimodal Plain"
+
+
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model.", "model."])
 def test_the_text_model_is_found_by_whichever_name_it_has(prefix: str, tmp_path: Path) -> None:
     model = replace(read_model("gemma3-multimodal"), prefixes={"model.": prefix})
-    assert len(_plan(make_checkpoint(model, PLAIN, tmp_path)).tensors) == 93
+    assert len(_plan(make_checkpoint(model, PLAIN, tmp_path)).tensors) == 80
 
 
 def test_gpt2_with_and_without_a_prefix_and_with_its_old_masks(tmp_path: Path) -> None:

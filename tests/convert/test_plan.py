@@ -79,12 +79,11 @@ def test_buffers_of_old_checkpoints_are_no_surplus(checkpoint: Path) -> None:
     assert not any("rotary" in name for name in _types(_plan(checkpoint)))
 
 
-@pytest.mark.parametrize("name", ["FooForCausalLM", "MixtralForCausalLM"])
-def test_an_unknown_architecture_is_named_with_the_known_ones(checkpoint: Path, name: str) -> None:
-    change_json(checkpoint / "config.json", {"architectures": [name]})
+def test_an_unknown_architecture_is_named_with_the_known_ones(checkpoint: Path) -> None:
+    change_json(checkpoint / "config.json", {"architectures": ["FooForCausalLM"]})
     with pytest.raises(UnusableInputError) as caught:
         _plan(checkpoint)
-    assert name in caught.value.message
+    assert "FooForCausalLM" in caught.value.message
     assert "Qwen2ForCausalLM" in caught.value.hint
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from edgeinfer.convert.architectures.base import (
     RowTransform,
@@ -74,14 +74,14 @@ def gated_ffn(to: str, at: str, embd: int, ffn: int, *, suffix: str = "", bias: 
 
 def experts(
     to: str,
-    source: Callable[[int, str], str],
+    at: str,
     count: int,
     embd: int,
     ffn: int,
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
 ) -> Iterator[TensorRule]:
-    """The gate, up and down matrices of all experts, stacked; `source(i, projection)` names expert `i`'s."""
+    """The gate, up and down matrices of all experts, stacked; the checkpoint has expert `i`'s at `<at>.experts.<i>`."""
     shapes = {"gate": (ffn, embd), "up": (ffn, embd), "down": (embd, ffn)}
     for (kind, shape), projection in zip(shapes.items(), projections, strict=True):
-        sources = [f"{source(i, projection)}.weight" for i in range(count)]
+        sources = [f"{at}.experts.{i}.{projection}.weight" for i in range(count)]
         yield stack(f"{to}.ffn_{kind}_exps.weight", sources, shape)

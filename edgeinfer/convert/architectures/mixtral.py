@@ -17,7 +17,7 @@ def tensors(config: Config) -> Iterator[TensorRule | ConstantRule]:
     def feed_forward(to: str, at: str, embd: int) -> Iterator[TensorRule]:
         moe = f"{at}.block_sparse_moe"
         yield tensor(f"{to}.ffn_gate_inp.weight", f"{moe}.gate.weight", (count, embd))
-        yield from experts(to, lambda i, w: f"{moe}.experts.{i}.{w}", count, embd, ffn, ("w1", "w3", "w2"))
+        yield from experts(to, moe, count, embd, ffn, ("w1", "w3", "w2"))
 
     return llama.interleaved_layers(config, feed_forward)
 

@@ -60,7 +60,7 @@ def _is_scaled(config: Config) -> bool:
     kind = config.rope.get("rope_type")
     if kind not in ("default", *_LONG_ROPES):
         raise impossible(config, f"unknown rope scaling {kind!r}, this architecture is known with longrope")
-    return kind != "default"
+    return bool(kind != "default")
 
 
 def _attention_factor(config: Config) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def tensors(config: Config) -> Iterator[TensorRule]:
         yield from attention(config, to, at, bias=True)
         yield from norm(f"{to}.ffn_norm", f"{at}.post_attention_layernorm", embd)
         yield tensor(f"{to}.ffn_gate_inp.weight", f"{mlp}.gate.weight", (count, embd))
-        yield from experts(to, lambda i, w, mlp=mlp: f"{mlp}.experts.{i}.{w}", count, embd, ffn)
+        yield from experts(to, mlp, count, embd, ffn)
         shared_gate = Part(f"{mlp}.shared_expert_gate.weight", (1, embd))
         yield TensorRule(f"{to}.ffn_gate_inp_shexp.weight", (embd,), (shared_gate,))
         yield from gated_ffn(to, f"{mlp}.shared_expert", embd, shared, suffix="_shexp")

@@ -43,7 +43,7 @@ def tensors(config: Config) -> Iterator[TensorRule]:
         yield from head_norms(config, to, at)
         yield from norm(f"{to}.ffn_norm", f"{at}.post_attention_layernorm", embd)
         yield tensor(f"{to}.ffn_gate_inp.weight", f"{mlp}.gate.weight", (count, embd))
-        yield from experts(to, lambda i, w, mlp=mlp: f"{mlp}.experts.{i}.{w}", count, embd, ffn)
+        yield from experts(to, mlp, count, embd, ffn)
 
 
 ARCHITECTURE = Architecture(
