@@ -97,10 +97,16 @@ def test_unknown_rules_with_a_known_hash_are_known(tmp_path: Path, monkeypatch: 
     assert _plan(tmp_path, tokenizer)["tokenizer.ggml.pre"] == "bloom"
 
 
-def test_a_pre_tokenizer_named_by_the_user_is_checked(tmp_path: Path) -> None:
+def test_rules_that_only_the_user_knows_are_carried_along(tmp_path: Path) -> None:
     metadata = _plan(tmp_path, byte_level_tokenizer(UNKNOWN_SPLIT), "gpt-2")
     assert metadata["tokenizer.ggml.pre"] == "gpt-2"
     assert "pre_tokenizer" in json.loads(metadata[ORIGINAL_KEY])
+
+
+def test_what_the_user_names_and_the_rules_confirm_needs_nothing_more(tmp_path: Path) -> None:
+    metadata = _plan(tmp_path, byte_level_tokenizer(QWEN2_SPLIT), "stablelm2")
+    assert metadata["tokenizer.ggml.pre"] == "stablelm2"
+    assert ORIGINAL_KEY not in metadata
 
 
 def test_a_name_that_the_library_does_not_know(tmp_path: Path) -> None:
