@@ -69,7 +69,7 @@ def settle(metadata: dict[str, Any], tokenizer: LoadedTokenizer, open_vocabulary
             path = Path(folder) / "vocabulary.gguf"
             path.write_bytes(encode_header(metadata, ()))
             with open_vocabulary(path) as vocabulary:
-                reason = beyond_llama_cpp(tokenizer.document) or first_difference(vocabulary, tokenizer.original)
+                reason = beyond_llama_cpp(tokenizer) or first_difference(vocabulary, tokenizer.original)
                 lost = [token for token in tokenizer.end_tokens if token not in vocabulary.end_tokens]
     except OSError as error:
         raise ResourceError(f"{tempfile.gettempdir()}: cannot be written ({error.strerror})", "set TMPDIR") from None
@@ -131,8 +131,11 @@ def _parts(items: Sequence[str]) -> Iterator[Sequence[str]]:
         yield items[start : start + _TOKENS_PER_TEXT]
 
 
-def beyond_llama_cpp(document: dict[str, Any]) -> str | None:
-    """A rule of the file that llama.cpp has no counterpart for, whether the corpus shows it or not."""
+def beyond_llama_cpp(tokenizer: LoadedTokenizer) -> str | None:
+    """Rules of the file that llama.cpp has no counterpart for, whether the corpus shows it or not."""
+    document = tokenizer.document
+    if tokenizer.is_assumed:
+        return f"nothing but --pre says that it is {tokenizer.metadata['tokenizer.ggml.pre']}"
     for entry in document.get("added_tokens") or []:
         flags = [flag for flag in ("lstrip", "rstrip", "single_word") if entry.get(flag)]
         if flags:

@@ -57,6 +57,6 @@ def ffn_tensors(config: Config, i: int, to: str, at: str, *, has_bias: bool) -> 
     yield tensor(f"{to}.ffn_gate_inp.weight", f"{mlp}.gate.weight", (n_experts, embd))
     if has_bias:
         yield tensor(f"{to}.exp_probs_b.bias", f"{mlp}.gate.e_score_correction_bias", (n_experts,))
-    yield from experts(to, f"{mlp}.experts", n_experts, embd, ffn)
+    yield from experts(to, mlp, n_experts, embd, ffn)
     shared_ffn = ffn * config.integer("n_shared_experts")
     yield from gated_ffn(to, f"{mlp}.shared_experts", embd, shared_ffn, suffix="_shexp")

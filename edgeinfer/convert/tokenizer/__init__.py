@@ -8,7 +8,7 @@ decide which of llama.cpp's tokenizers can stand in for it.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from edgeinfer.convert.json_file import read_object, read_object_if_there
 from edgeinfer.convert.tokenizer import tekken
 from edgeinfer.convert.tokenizer.bpe import bpe_vocabulary
 from edgeinfer.convert.tokenizer.original import load_original
-from edgeinfer.convert.tokenizer.pre_tokenizer import known_by_hash, pre_tokenizer
+from edgeinfer.convert.tokenizer.pre_tokenizer import known_by_hash, name_pre_tokenizer, names_by_rules
 from edgeinfer.convert.tokenizer.sentencepiece import is_sentencepiece_like, sentencepiece_vocabulary
 from edgeinfer.convert.tokenizer.sentencepiece_model import (
     SentencePieceModel,
@@ -44,10 +44,32 @@ class LoadedTokenizer:
     original: tokenizers.Tokenizer
     document: dict[str, Any]
     """tokenizer.json, or what stands for it."""
-    end_tokens: tuple[int, ...]
+    end_tokens: tuple[int, ...] = ()
     """All tokens that end a generation, as the checkpoint lists them."""
     left_out: tuple[str, ...] = ()
     """Added tokens that the model has no embedding for."""
+    is_assumed: bool = False
+    """Whether the pre-tokenizer is one that the user named and the file's rules don't confirm."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What a checkpoint says about its tokenizer."""
+
+    path: Path
+    document: dict[str, Any]
+    """tokenizer.json, or what stands for it."""
+    settings: dict[str, Any]
+    """tokenizer_config.json."""
+    model: SentencePieceModel | None = None
+
+    @property
+    def kind(self) -> str:
+        """The type of the tokenizer's model."""
+        match self.document.get("model"):
+            case {"type": str(kind)}:
+                return kind
+        return "unknown"
 
 
 def load_tokenizer(checkpoint: Checkpoint, pre: str | None = None) -> LoadedTokenizer:
@@ -56,14 +78,18 @@ def load_tokenizer(checkpoint: Checkpoint, pre: str | None = None) -> LoadedToke
     Raises UnusableInputError when there is none, when llama.cpp has no equivalent, or when it has more tokens than
     the embedding; UsageError for a `pre` that has no effect.
     """
-    path, whole, settings, model = _read(checkpoint)
-    document, left_out = without_unembedded(path, whole, checkpoint.config.vocab_size)
-    original = load_original(path, document, as_it_is=document is whole)
-    vocabulary = _vocabulary(checkpoint, path, document, settings, model, original, pre)
-    special = special_metadata(checkpoint, document, settings, original)
-    templates = template_metadata(checkpoint.path, settings)
-    metadata = {**vocabulary, **_token_types(checkpoint.config), **special, **templates}
-    return LoadedTokenizer(metadata, original, document, tuple(end_tokens(checkpoint)), left_out)
+    files = _read(checkpoint.path)
+    document, left_out = without_unembedded(files.document, checkpoint.config.vocab_size)
+    original = load_original(files.path, document, as_it_is=document is files.document)
+    files = replace(files, document=document)
+    metadata = {
+        **_vocabulary(checkpoint.config, files, original, pre),
+        **_token_types(checkpoint.config),
+        **special_metadata(checkpoint, document, files.settings, original),
+        **template_metadata(checkpoint.path, files.settings),
+    }
+    is_assumed = pre is not None and pre not in names_by_rules(document)
+    return LoadedTokenizer(metadata, original, document, tuple(end_tokens(checkpoint)), left_out, is_assumed)
 
 
 def _token_types(config: Config) -> dict[str, int]:
@@ -72,57 +98,44 @@ def _token_types(config: Config) -> dict[str, int]:
     return {} if count is None else {"tokenizer.ggml.token_type_count": config.integer("type_vocab_size")}
 
 
-def _read(checkpoint: Checkpoint) -> tuple[Path, dict[str, Any], dict[str, Any], SentencePieceModel | None]:
-    """The file that has the tokenizer, as a tokenizer.json; its settings; the SentencePiece model, if there is one."""
-    directory = checkpoint.path
+def _read(directory: Path) -> _Files:
     settings = read_object_if_there(directory / "tokenizer_config.json")
     path = directory / "tokenizer.json"
     if os.path.lexists(path):
-        document = read_object(path)
+        files = _Files(path, read_object(path), settings)
+        has_scores = files.kind == "BPE" and is_sentencepiece_like(files.document)
         model_file = directory / "tokenizer.model"
-        has_scores = os.path.lexists(model_file) and _kind(document) == "BPE" and is_sentencepiece_like(document)
-        return path, document, settings, read_sentencepiece_model(model_file) if has_scores else None
+        if has_scores and os.path.lexists(model_file):
+            files = replace(files, model=read_sentencepiece_model(model_file))
+        return files
     path = directory / "tekken.json"
     if os.path.lexists(path):
-        return path, tekken.tokenizer_of_tekken(path), {**tekken.SETTINGS, **settings}, None
+        return _Files(path, tekken.tokenizer_of_tekken(path), {**tekken.SETTINGS, **settings})
     path = directory / "tokenizer.model"
     if os.path.lexists(path):
         model = read_sentencepiece_model(path)
-        return path, tokenizer_of_model(model), settings, model
+        return _Files(path, tokenizer_of_model(model), settings, model)
     raise UnusableInputError(
         f"{directory}: has neither tokenizer.json nor tekken.json nor tokenizer.model",
         "save it with transformers' AutoTokenizer.from_pretrained(…).save_pretrained(…)",
     )
 
 
-def _kind(document: dict[str, Any]) -> Any:
-    model = document.get("model")
-    return model.get("type") if isinstance(model, dict) else None
-
-
-def _vocabulary(
-    checkpoint: Checkpoint,
-    path: Path,
-    document: dict[str, Any],
-    settings: dict[str, Any],
-    model: SentencePieceModel | None,
-    original: tokenizers.Tokenizer,
-    pre: str | None,
-) -> dict[str, Any]:
-    config, kind = checkpoint.config, _kind(document)
+def _vocabulary(config: Config, files: _Files, original: tokenizers.Tokenizer, pre: str | None) -> dict[str, Any]:
+    path, document, settings = files.path, files.document, files.settings
     begin = begin_token(settings, document) if settings.get("add_bos_token") is True else ""
-    if kind == "BPE" and not is_sentencepiece_like(document):
-        name = pre or pre_tokenizer(path, document, original, begin)
+    if files.kind == "BPE" and not is_sentencepiece_like(document):
+        name = pre or name_pre_tokenizer(path, document, original, begin)
         return bpe_vocabulary(path, document, settings, config.vocab_size, name)
     if pre is not None:
         raise UsageError(f"--pre has no effect: {path} is not a byte-level BPE tokenizer", "drop it")
-    if kind == "BPE":
-        return sentencepiece_vocabulary(path, document, settings, config.vocab_size, model)
-    if kind == "Unigram":
+    if files.kind == "BPE":
+        return sentencepiece_vocabulary(path, document, settings, config.vocab_size, files.model)
+    if files.kind == "Unigram":
         return unigram_vocabulary(path, document, config.vocab_size)
-    if kind == "WordPiece":
+    if files.kind == "WordPiece":
         name = known_by_hash(original, begin) or "default"
         return wordpiece_vocabulary(path, document, config.vocab_size, name)
     raise UnusableInputError(
-        f"{path}: the tokenizer model {kind!r} is not supported", "supported are BPE, Unigram and WordPiece"
+        f"{path}: the tokenizer model {files.kind!r} is not supported", "supported are BPE, Unigram and WordPiece"
     )

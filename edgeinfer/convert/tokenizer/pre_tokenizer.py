@@ -68,13 +68,13 @@ _NAMES_BY_RULES: dict[tuple[str, ...], tuple[str, ...]] = {
 _ALSO_WITH_WHOLE_WORDS_FIRST = (_TEKKEN, _GPT4O, _QWEN2, _QWEN35)
 
 
-def pre_tokenizer(path: Path, parsed: dict[str, Any], original: tokenizers.Tokenizer, begin_token: str) -> str:
+def name_pre_tokenizer(path: Path, parsed: dict[str, Any], original: tokenizers.Tokenizer, begin_token: str) -> str:
     """llama.cpp's name for the file's pre-tokenizing rules; UnusableInputError, with the rules, for unknown ones.
 
     `begin_token` is for `known_by_hash`.
     """
     rules = _rules(parsed)
-    by_rules = _NAMES_BY_RULES.get(rules, ())
+    by_rules = names_by_rules(parsed)
     by_hash = known_by_hash(original, begin_token)
     if by_hash and (by_hash in by_rules or not by_rules):
         return by_hash
@@ -84,6 +84,11 @@ def pre_tokenizer(path: Path, parsed: dict[str, Any], original: tokenizers.Token
         f"{path}: unknown pre-tokenizer {' + '.join(rules)}",
         f"name the one of llama.cpp that does the same with --pre; known are those of {_known()}",
     )
+
+
+def names_by_rules(parsed: dict[str, Any]) -> tuple[str, ...]:
+    """The names of llama.cpp's pre-tokenizers that do what the file's rules say; none for rules not in the table."""
+    return _NAMES_BY_RULES.get(_rules(parsed), ())
 
 
 def known_by_hash(original: tokenizers.Tokenizer, begin_token: str) -> str | None:

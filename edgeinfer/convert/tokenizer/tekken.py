@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,9 @@ def tokenizer_of_tekken(path: Path) -> dict[str, Any]:
         raise UnusableInputError(f"{path}: not a usable tekken file ({error!r})", "download the file again") from None
     spell = byte_texts()
     texts = {data: "".join(map(spell.__getitem__, data)) for data in ranks}
+    # A text has one id only: bytes that spell a special token are left to be put together from others.
+    specials = frozenset(special)
+    texts = {data: text for data, text in texts.items() if text not in specials}
     return {
         "added_tokens": [_added_token(token, text) for token, text in enumerate(special)],
         "normalizer": None,
@@ -62,8 +65,11 @@ def tokenizer_of_tekken(path: Path) -> dict[str, Any]:
         "model": {
             "type": "BPE",
             "ignore_merges": True,
-            "vocab": {texts[data]: n_special + rank for data, rank in ranks.items()},
-            "merges": [[texts[left], texts[right]] for left, right in _merges(ranks)],
+            "vocab": {
+                **{text: token for token, text in enumerate(special)},
+                **{text: n_special + ranks[data] for data, text in texts.items()},
+            },
+            "merges": [[texts[left], texts[right]] for left, right in _merges(texts, ranks)],
         },
     }
 
@@ -81,11 +87,11 @@ def _ranks(entries: Any, n_tokens: int) -> dict[bytes, int]:
     return ranks
 
 
-def _merges(ranks: dict[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
+def _merges(tokens: Mapping[bytes, str], ranks: dict[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
     """Every way to put a token together from two, in the order of the tokens."""
-    for token in ranks:
-        splits = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        known = [(ranks[left], ranks[right], left, right) for left, right in splits if left in ranks and right in ranks]
+    for token in tokens:
+        splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        known = [(ranks[a], ranks[b], a, b) for a, b in splits if a in tokens and b in tokens]
         yield from ((left, right) for *_, left, right in sorted(known))
 
 

@@ -53,7 +53,7 @@ def token_table(path: Path, parsed: dict[str, Any], vocab_size: int) -> tuple[li
     return texts, types
 
 
-def without_unembedded(path: Path, document: dict[str, Any], vocab_size: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+def without_unembedded(document: dict[str, Any], vocab_size: int) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The tokenizer without the added tokens that lie beyond the embedding, and their texts.
 
     A model never saw them: Gemma 3's text models have a tokenizer with a token for images. Nothing else may refer to
