@@ -20,7 +20,9 @@ def __getattr__(name: str) -> Any:
     if name in _API:
         from importlib import import_module
 
-        return getattr(import_module(_API[name]), name)
+        # Kept, because `convert` is a package too, which the import has just made an attribute of this one.
+        found = globals()[name] = getattr(import_module(_API[name]), name)
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
