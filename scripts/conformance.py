@@ -86,11 +86,13 @@ def _reference(model: TinyModel, scratch: Path, peers: build_peers.Peers) -> dic
 
 def _quantized(intermediate: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    metadata: dict[str, str] = {}
     for name in TYPES:
         output = intermediate.with_suffix(".quantized")
         _quantize(intermediate, output, FILE_TYPES[name])
         found[name] = summarize(read_header(output))
-    metadata = readable_metadata(read_header(intermediate))
+        # Not the intermediate's: the script calls that MXFP4_MOE where the experts came so.
+        metadata = metadata or readable_metadata(read_header(output))
     return {
         "metadata": {k: v for k, v in metadata.items() if not k.startswith("tokenizer.")},
         "tables": {name: _type_table(intermediate, file_type) for name, file_type in FILE_TYPES.items()},
