@@ -24,12 +24,14 @@ check: $(INSTALLED)
 	mypy
 	pytest -m "not model"
 
-# SmolLM2-135M-Instruct and the checkpoint made of it, in $EDGEINFER_CACHE or ~/.cache/edgeinfer.
+# SmolLM2-135M-Instruct, the checkpoint made of it, and all-MiniLM-L6-v2, in $EDGEINFER_CACHE or ~/.cache/edgeinfer.
 models: $(INSTALLED)
 	@$(BIN)/python scripts/make_checkpoint.py smollm2 > /dev/null
+	@$(BIN)/python scripts/fetch_model.py minilm > /dev/null
 
 conformance: $(INSTALLED)
 	@$(BIN)/python scripts/conformance.py
+	@$(BIN)/python scripts/golden_embeddings.py
 	pytest tests/conformance --all-types
 
 bench: models

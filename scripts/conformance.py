@@ -76,22 +76,23 @@ def _reference(model: TinyModel, scratch: Path, peers: build_peers.Peers) -> dic
     done = subprocess.run([peers.python, script, scratch / "job.json"], capture_output=True, text=True, check=False)
     if done.returncode:
         raise ResourceError(f"{model.name}: the references failed", done.stderr.strip()[-2000:])
-    rows = np.load(logits)[list(POSITIONS)]
+    rows = np.load(logits)
+    positions = POSITIONS if len(rows) > 1 else range(len(rows))  # an encoder has one row, or none to compare with
     return {
         "variants": {variant: _quantized(path) for variant, path in converted.items()},
-        "logits": {
-            str(position): [round(float(x), 5) for x in row] for position, row in zip(POSITIONS, rows, strict=True)
-        },
+        "logits": {str(position): [round(float(x), 5) for x in rows[position]] for position in positions},
     }
 
 
 def _quantized(intermediate: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    metadata: dict[str, str] = {}
     for name in TYPES:
         output = intermediate.with_suffix(".quantized")
         _quantize(intermediate, output, FILE_TYPES[name])
         found[name] = summarize(read_header(output))
-    metadata = readable_metadata(read_header(intermediate))
+        # Not the intermediate's: the script calls that MXFP4_MOE where the experts came so.
+        metadata = metadata or readable_metadata(read_header(output))
     return {
         "metadata": {k: v for k, v in metadata.items() if not k.startswith("tokenizer.")},
         "tables": {name: _type_table(intermediate, file_type) for name, file_type in FILE_TYPES.items()},
@@ -106,6 +107,7 @@ def _quantize(source: Path, output: Path, file_type: FileType, *, dry_run: bool 
     llama_cpp.llama_log_set(keep, None)
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.dry_run = file_type.id, dry_run
+    params.allow_requantize = True  # the script leaves a checkpoint's MXFP4 as it is
     failed = llama_cpp.llama_model_quantize(bytes(source), bytes(output), ctypes.byref(params))
     llama_cpp.llama_log_set(_SILENT, None)
     if failed:

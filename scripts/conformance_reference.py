@@ -33,6 +33,7 @@ def convert(script: Path, pairs: list[list[str]]) -> None:
     def with_plain_vocabulary(*arguments: Any, **options: Any) -> Any:
         model_class = get_model_class(*arguments, **options)
         model_class.set_vocab = lambda self: self._set_vocab_gpt2()
+        model_class._is_tokenizer_xlmroberta = lambda self: False
         return model_class
 
     convert_hf_to_gguf.get_model_class = with_plain_vocabulary
@@ -42,18 +43,27 @@ def convert(script: Path, pairs: list[list[str]]) -> None:
 
 
 def logits(checkpoint: str, tokens: list[int]) -> Any:
-    """The logits of every token, F32, shape `(tokens, vocabulary)`; the checkpoint must fit the class exactly."""
+    """The logits of every token, F32, shape `(tokens, vocabulary)`; an encoder's are the mean of its last outputs.
+
+    The checkpoint must fit the class exactly; a class that is not in transformers itself has none.
+    """
     import transformers
 
     class_name = json.loads((Path(checkpoint) / "config.json").read_text("utf-8"))["architectures"][0]
+    if not hasattr(transformers, class_name):
+        return np.empty((0, 0), np.float32)
     model, report = getattr(transformers, class_name).from_pretrained(
         checkpoint, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
-    problems = {kind: names for kind, names in report.items() if names}
+    problems = {kind: [n for n in names if not n.startswith("pooler.")] for kind, names in report.items()}
+    problems = {kind: names for kind, names in problems.items() if names}
     if problems:
         sys.exit(f"{checkpoint}: transformers complains about {problems}")
     with torch.inference_mode():
-        return model.eval()(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+        outputs = model.eval()(torch.tensor([tokens]), use_cache=False)
+    if hasattr(outputs, "logits"):
+        return outputs.logits[0].numpy()
+    return torch.nn.functional.normalize(outputs.last_hidden_state[0].mean(dim=0), dim=0)[None].numpy()
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from safetensors_writer import TensorSource, write_weights
 from toolbox import REPOSITORY
 
 from edgeinfer.convert.architectures import lookup
-from edgeinfer.convert.architectures.base import TensorRule
+from edgeinfer.convert.architectures.base import Part, TensorRule
 from edgeinfer.convert.config import Config
 
 FOLDER = REPOSITORY / "tests" / "conformance"
@@ -85,11 +85,13 @@ def make_checkpoint(model: TinyModel, variant: str, folder: Path) -> Path:
         target / "tokenizer_config.json",
         {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"},
     )
-    tensors = {
-        _renamed(model, name): (shape, _random_bf16(name, shape, weight)) for name, shape, weight in _shapes(target)
-    }
-    tensors |= {name: (tuple(shape), _random_bf16(name, shape, "")) for name, shape in model.extra_tensors.items()}
-    sources = [TensorSource(name, shape, lambda bits=bits: [bits]) for name, (shape, bits) in tensors.items()]
+    tensors = {_renamed(model, name): _random(name, shape, weight) for name, shape, weight in _shapes(target)}
+    tensors |= {name: _random(name, shape, "") for name, shape in model.extra_tensors.items()}
+    dtypes = {2: "BF16", 1: "U8"}
+    sources = [
+        TensorSource(name, bits.shape, lambda bits=bits: [bits], dtypes[bits.itemsize])
+        for name, bits in tensors.items()
+    ]
     write_weights(target, sources, 1 << 30)
     return target
 
@@ -105,15 +107,18 @@ def _shapes(target: Path) -> list[tuple[str, tuple[int, ...], str]]:
     architecture = lookup(config)
     rules = architecture.tensors(config.text_model().with_defaults(architecture.defaults))
     found = {
-        part.source: (part.source, part.shape, _kind(rule))
+        source: (source, shape, _kind(rule, part, source))
         for rule in rules
         if isinstance(rule, TensorRule) and not rule.optional
         for part in rule.parts
+        for source, shape in part.sources.items()
     }
     return list(found.values())
 
 
-def _kind(rule: TensorRule) -> str:
+def _kind(rule: TensorRule, part: Part, source: str) -> str:
+    if part.scales:
+        return "scales" if source == part.scales else "packed"
     if not rule.name.endswith("norm.weight"):
         return ""
     return "norm around 0" if rule.add else "norm around 1"
@@ -123,10 +128,17 @@ def _kind(rule: TensorRule) -> str:
 _LEAST_EXPONENT = -7
 
 
-def _random_bf16(name: str, shape: Any, kind: str) -> NDArray[np.uint16]:
-    """Bits of BF16 numbers: norms around 1 (or 0, where the model adds 1), everything else of either sign and small."""
+def _random(name: str, shape: Any, kind: str) -> NDArray[np.uint16] | NDArray[np.uint8]:
+    """Bits of BF16 numbers: norms around 1 (or 0, where the model adds 1), everything else of either sign and small.
+
+    Or of MXFP4's two halves.
+    """
     count = int(np.prod(shape))
     raw = np.random.PCG64(zlib.crc32(name.encode())).random_raw(-(-count // 4)).view(np.uint16)[:count]
+    if kind == "packed":
+        return raw.astype(np.uint8).reshape(shape)
+    if kind == "scales":
+        return (raw % 4 + (127 + _LEAST_EXPONENT)).astype(np.uint8).reshape(shape)
     if kind == "norm around 1":
         bits = raw & 0x00FF | 0x3F00  # 0.5 to 2
     else:

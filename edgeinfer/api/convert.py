@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeinfer.api.embed import load_encoder
 from edgeinfer.api.model import load
 from edgeinfer.api.vocabulary import open_vocabulary
 from edgeinfer.convert.pipeline import Planned, execute, prepare
+from edgeinfer.errors import CheckFailedError
 from edgeinfer.native.devices import default_threads, peak_rss_bytes
 from edgeinfer.native.quantize import GGMLQuantizer
 from edgeinfer.options import ConvertOptions, RuntimeOptions
+from edgeinfer.types import Refusal, Row, Tokens, Vocabulary
 
-_VERIFY_CTX_SIZE = 64
+_VERIFY_OPTIONS = RuntimeOptions(ctx_size=64)
 _DEFAULTS = ConvertOptions()
 
 
@@ -60,7 +67,7 @@ def run_conversion(
         planned,
         options,
         GGMLQuantizer(),
-        lambda path: load(path, RuntimeOptions(ctx_size=_VERIFY_CTX_SIZE)),
+        _open_encoder if planned.plan.is_encoder else _open_decoder,
         options.threads or default_threads(),
         progress,
     )
@@ -78,6 +85,32 @@ def run_conversion(
         peak_rss_bytes=peak_rss_bytes(),
         verified=options.verify,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A written model as `convert.verify` wants it."""
+
+    vocabulary: Vocabulary
+    run: Callable[[Tokens], NDArray[np.float32] | Refusal]
+
+    def outputs(self, tokens: Tokens) -> NDArray[np.float32]:
+        outputs = self.run(tokens)
+        if isinstance(outputs, Refusal):
+            raise CheckFailedError(f"the written model does not run: {outputs.value}", "this is a bug in edgeinfer")
+        return outputs
+
+
+@contextmanager
+def _open_decoder(path: Path) -> Iterator[_Opened]:
+    with load(path, _VERIFY_OPTIONS) as model:
+        yield _Opened(model.vocabulary, lambda tokens: model.backend.forward([Row(0, tokens, 0, len(tokens) - 1)]))
+
+
+@contextmanager
+def _open_encoder(path: Path) -> Iterator[_Opened]:
+    with load_encoder(path, _VERIFY_OPTIONS) as model:
+        yield _Opened(model.vocabulary, model.embed_tokens)
 
 
 def convert(source: str | Path, output: str | Path | None = None, options: ConvertOptions = _DEFAULTS) -> Converted:

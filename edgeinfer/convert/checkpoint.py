@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import reprlib
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,15 @@ class Checkpoint:
     left_out: tuple[str, ...] = ()
     """What else the files hold, with the reason why it isn't in `tensors`."""
 
+    def without(self, pattern: str, reason: str) -> Checkpoint:
+        """The same without the tensors whose names begin as the regular expression says; `reason` "" needs no note."""
+        names = [name for name in self.tensors if re.match(pattern, name)]
+        if not names:
+            return self
+        note = f"{names[0]} ({reason})" if len(names) == 1 else f"{len(names)} tensors like {names[0]} ({reason})"
+        kept = {name: spec for name, spec in self.tensors.items() if name not in set(names)}
+        return replace(self, tensors=kept, left_out=(*self.left_out, note) if reason else self.left_out)
+
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Read the headers of the checkpoint in directory `path`.
@@ -68,7 +78,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise UnusableInputError(f"{path}: not a Hugging Face checkpoint (no config.json)", "is the download complete?")
     config = Config(path / "config.json", read_object(path / "config.json"))
     method = config.quantization_method
-    if method is not None:
+    if method not in (None, "mxfp4"):  # MXFP4 is a format of numbers that GGUF has too
         raise UnusableInputError(
             f"{path}: the weights are quantized already ({method})", "convert the checkpoint that it was made from"
         )

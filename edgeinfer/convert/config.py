@@ -25,6 +25,10 @@ class Config:
         """The same config, where `defaults` holds for what is missing (or null)."""
         return Config(self.path, self.values, defaults)
 
+    def with_values(self, values: Mapping[str, Any]) -> Config:
+        """The same config with some values replaced."""
+        return Config(self.path, {**self.values, **values}, self._defaults)
+
     def text_model(self) -> Config:
         """The config of a multimodal model's text model: its section over what stands outside of it; else itself."""
         section = self.values.get("text_config")
@@ -44,13 +48,13 @@ class Config:
         value = self.values.get(key)
         return self._defaults.get(key) if value is None else value
 
-    def integer(self, key: str, *, at_most: int = 2**31 - 1) -> int:
-        """A whole number from 1 to `at_most`; UnusableInputError when it is missing or something else."""
+    def integer(self, key: str, *, at_least: int = 1, at_most: int = 2**31 - 1) -> int:
+        """A whole number from `at_least` to `at_most`; UnusableInputError when it is missing or something else."""
         value = self.get(key)
         if type(value) is float and value.is_integer():
             value = int(value)
-        if type(value) is not int or not 1 <= value <= at_most:
-            raise self._bad(key, f"a whole number from 1 to {at_most}", value)
+        if type(value) is not int or not at_least <= value <= at_most:
+            raise self._bad(key, f"a whole number from {at_least} to {at_most}", value)
         return value
 
     def number(self, key: str) -> float:
@@ -98,7 +102,7 @@ class Config:
         """
         section: dict[str, Any] = {}
         for key in ("rope_scaling", "rope_parameters"):
-            section.update(self._object(key, self.values.get(key)))
+            section.update(self._object(key, self.get(key)))
         if "full_attention" in section:  # a rope for each kind of layer
             section = self._object("full_attention", section["full_attention"])
         kind = section.get("rope_type") or section.get("type") or "default"

@@ -139,21 +139,22 @@ def name_parts(name: str, n_parameters: int) -> dict[str, str | None]:
     `Qwen2.5-Coder-0.5B-Instruct-v2` is of the base `Qwen2.5-Coder`, size `0.5B`, finetune `Instruct`, version `v2`.
     A name of which nothing but a base can be told gives nothing.
     """
-    kinds: dict[str, list[str]] = {"finetune": [], "version": [], "basename": [], "size_label": []}
-    in_base = True
-    for i, part in enumerate(filter(None, name.split("-"))):
-        kind = _part_kind(i, part, n_parameters)
-        if kind is None:
-            kind = "basename" if in_base and part[0].isalpha() else "finetune"
-        elif kind == "version" and in_base and i == 0:
-            kind = "basename"
-        in_base = in_base and kind in ("basename", "version")
-        if kind == "size_label":
-            part = part.upper() if part[-1].isalpha() and part[-2:-1].isdigit() else part
-        if kind in kinds:
-            kinds[kind].append(part)
-    joined = {kind: "-".join(dict.fromkeys(parts)) or None for kind, parts in kinds.items()}
-    return joined if any(joined[k] for k in ("finetune", "version", "size_label")) else dict.fromkeys(kinds)
+    parts = [part for part in name.split("-") if part]
+    kinds = [_part_kind(i, part, n_parameters) for i, part in enumerate(parts)]
+    n_base = next(
+        (i for i, kind in enumerate(kinds) if kind != "version" and (kind or not parts[i][0].isalpha())), len(parts)
+    )
+    if n_base == len(parts):  # a version at the very end is one, `GLM-4-9B` has it in the middle of the base
+        while n_base and kinds[n_base - 1] == "version":
+            n_base -= 1
+    found: dict[str, list[str]] = {"finetune": [], "version": [], "basename": parts[:n_base], "size_label": []}
+    for part, kind in zip(parts[n_base:], kinds[n_base:], strict=True):
+        if kind and _SIZE.fullmatch(part) and part[-2:-1].isdigit():  # a context length is lower-cased, a size not
+            part = part[:-1] + (part[-1].upper() if kind == "size_label" else part[-1].lower())
+        if kind != "encoding":
+            found[kind or "finetune"].append(part)
+    joined = {kind: "-".join(dict.fromkeys(texts)) or None for kind, texts in found.items()}
+    return joined if any(joined[k] for k in ("finetune", "version", "size_label")) else dict.fromkeys(found)
 
 
 def _part_kind(i: int, part: str, n_parameters: int) -> str | None:

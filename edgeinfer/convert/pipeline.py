@@ -52,7 +52,7 @@ def prepare(source: Path, output: Path | None, options: ConvertOptions, open_voc
     wanted = file_type(options.type)
     checkpoint = open_checkpoint(source)
     architecture = lookup(checkpoint.config)
-    checkpoint = text_model(checkpoint, architecture)
+    checkpoint = architecture.adapted(text_model(checkpoint, architecture))
     tokenizer = load_tokenizer(checkpoint, options.pre)
     plan = build(checkpoint, architecture, tokenizer.metadata, options)
     settled = settle(plan.metadata, tokenizer, open_vocabulary)

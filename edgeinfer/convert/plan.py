@@ -12,7 +12,7 @@ from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.file_types import FileType, file_type, tensor_type
 from edgeinfer.convert.metadata import general_metadata, size_label
 from edgeinfer.convert.mixture import ModelFacts, Overrides, assign, may_quantize, requires_imatrix
-from edgeinfer.convert.resolve import FLOAT_TYPES, TensorPlan, resolve
+from edgeinfer.convert.resolve import TensorPlan, resolve
 from edgeinfer.errors import NotFoundError, UsageError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.options import ConvertOptions
@@ -35,6 +35,11 @@ class ConvertPlan:
     def fallbacks(self) -> tuple[TensorPlan, ...]:
         """The tensors whose rows did not divide into the blocks of the type they should have had."""
         return tuple(t for t in self.tensors if t.fallback_from is not None)
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the model sees the whole text at once and makes vectors of it, rather than further text."""
+        return self.metadata.get(f"{self.architecture}.attention.causal") is False
 
     @property
     def n_parameters(self) -> int:
@@ -154,7 +159,7 @@ def _float_type(tensor: TensorPlan, wanted: FileType) -> GGMLType:
     """The type of a tensor that isn't quantized: F32 for vectors and norms, else the asked or the checkpoint's own."""
     if len(tensor.shape) < 2 or not may_quantize(tensor.name, tensor.shape):
         return GGMLType.F32
-    return FLOAT_TYPES[tensor.parts[0].spec.dtype] if wanted.default.is_quantized else wanted.default
+    return tensor.parts[0].type if wanted.default.is_quantized else wanted.default
 
 
 def _refuse_without_imatrix(tensors: Iterable[TensorPlan], wanted: FileType) -> None:

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.convert.checkpoint import DTYPE_NBYTES
+from edgeinfer.convert import mxfp4
+from edgeinfer.convert.checkpoint import TensorSpec
 from edgeinfer.convert.plan import ConvertPlan
-from edgeinfer.convert.resolve import FLOAT_TYPES, PartPlan, TensorPlan
+from edgeinfer.convert.resolve import PartPlan, TensorPlan
 from edgeinfer.convert.writer import data_nbytes, encode_header, tensor_offsets
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.ggml_types import GGMLType
@@ -45,7 +46,7 @@ class Slab:
     @property
     def nbytes(self) -> int:
         """Bytes of input."""
-        return self.n_rows * self.part.row_length * DTYPE_NBYTES[self.part.spec.dtype]
+        return self.n_rows * self.part.row_nbytes
 
 
 def write(plan: ConvertPlan, path: Path, quantizer: Quantizer, threads: int, progress: Callable[[int], None]) -> None:
@@ -115,7 +116,9 @@ def _run(
         future.result()
 
 
-_RAW: dict[str, np.dtype[Any]] = {"F32": np.dtype("<u4"), "F16": np.dtype("<u2"), "BF16": np.dtype("<u2")}
+_RAW: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<u4"), "F16": np.dtype("<u2"), "BF16": np.dtype("<u2"), "U8": np.dtype("u1"),
+}  # fmt: skip
 # The bits of a positive infinity; without the sign bit, every NaN lies above it and every number below.
 _INFINITY = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
 _MAGNITUDE = {"F32": np.uint32(0x7FFFFFFF), "F16": np.uint16(0x7FFF), "BF16": np.uint16(0x7FFF)}
@@ -128,7 +131,7 @@ class _Worker:
     def __init__(self, output: int, quantizer: Quantizer) -> None:
         self._output = output
         self._quantizer = quantizer
-        self._raw = np.empty(0, np.uint8)
+        self._raw = {name: np.empty(0, np.uint8) for name in ("weights", "scales")}
         self._wide = np.empty(0, np.float32)
         self._out = np.empty(0, np.uint8)
         self._path: Path | None = None
@@ -140,13 +143,11 @@ class _Worker:
         self._input, self._path = -1, None
 
     def do(self, slab: Slab) -> None:
-        raw = self._read(slab)
-        _check_finite(slab, raw)
-        view = slab.part.transform.view(raw) if slab.part.transform else raw
-        if slab.tensor.type == FLOAT_TYPES[slab.part.spec.dtype] and not slab.tensor.add:
-            _write_at(self._output, np.ascontiguousarray(view), slab.out_offset)
+        is_kept = slab.tensor.type == slab.part.type and not slab.tensor.add
+        rows = self._blocks(slab, is_kept) if slab.part.scales else self._numbers(slab, is_kept)
+        if is_kept:
+            _write_at(self._output, np.ascontiguousarray(rows), slab.out_offset)
             return
-        rows = self._widened(slab, view)
         if slab.tensor.add:
             rows += np.float32(slab.tensor.add)
         if slab.tensor.type is GGMLType.F16:
@@ -156,20 +157,46 @@ class _Worker:
         self._quantizer.quantize(slab.tensor.type, rows, out)
         _write_at(self._output, out, slab.out_offset)
 
-    def _read(self, slab: Slab) -> NDArray[Any]:
-        """The slab's bits, shape `(rows, row length)`, as unsigned integers."""
-        spec, nbytes = slab.part.spec, slab.nbytes
-        self._raw = _at_least(self._raw, nbytes)
+    def _numbers(self, slab: Slab, is_kept: bool) -> NDArray[Any]:
+        """The part's rows in their new order, as they are or as F32."""
+        raw = self._read(slab, slab.part.spec, slab.part.row_length)
+        _check_finite(slab, raw)
+        view = slab.part.transform.view(raw) if slab.part.transform else raw
+        return view if is_kept else self._widened(slab, view)
+
+    def _blocks(self, slab: Slab, is_kept: bool) -> NDArray[Any]:
+        """The same of a part that is MXFP4: ggml's blocks, or F32."""
+        assert slab.part.scales
+        n_blocks = slab.part.row_length // mxfp4.BLOCK_LENGTH
+        packed = self._read(slab, slab.part.spec, n_blocks * mxfp4.PACKED_NBYTES)
+        scales = self._read(slab, slab.part.scales, n_blocks)
+        _check_scales(slab, scales)
+        if slab.part.transform:
+            packed, scales = (np.ascontiguousarray(slab.part.transform.view(rows)) for rows in (packed, scales))
+        if is_kept:
+            return mxfp4.repack(packed, scales)
+        self._wide = _at_least(self._wide, 2 * packed.size)
+        wide = self._wide[: 2 * packed.size].reshape(len(packed), -1)
+        mxfp4.dequantize(packed, scales, wide)
+        return wide
+
+    def _read(self, slab: Slab, spec: TensorSpec, row_length: int) -> NDArray[Any]:
+        """The bits of the slab's rows of `spec`, `row_length` unsigned integers each, until the next call."""
+        dtype = _RAW[spec.dtype]
+        row_nbytes = row_length * dtype.itemsize
+        nbytes = slab.n_rows * row_nbytes
+        name = "scales" if spec is slab.part.scales else "weights"
+        buffer = self._raw[name] = _at_least(self._raw[name], nbytes)
         try:
             self._open(spec.path)
-            _read_at(self._input, self._raw[:nbytes].data, spec.offset + nbytes // slab.n_rows * slab.row0)
+            _read_at(self._input, buffer[:nbytes].data, spec.offset + row_nbytes * slab.row0)
         except (OSError, EOFError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it has become shorter"
             raise UnusableInputError(
                 f"{spec.path}: tensor {spec.name} cannot be read ({reason})", "was it changed meanwhile?"
             ) from None
-        raw: NDArray[Any] = self._raw[:nbytes].view(_RAW[spec.dtype])
-        return raw.reshape(slab.n_rows, slab.part.row_length)
+        rows: NDArray[Any] = buffer[:nbytes].view(dtype)
+        return rows.reshape(slab.n_rows, row_length)
 
     def _open(self, path: Path) -> None:
         if path != self._path:
@@ -209,6 +236,16 @@ def _check_finite(slab: Slab, raw: NDArray[Any]) -> None:
         f"{spec.path}: tensor {spec.name} has {kind} in row {slab.row0 + row}",
         "the weights are broken: get them again, or the checkpoint of another training step",
     )
+
+
+def _check_scales(slab: Slab, scales: NDArray[np.uint8]) -> None:
+    if int(scales.max(initial=0)) > mxfp4.MAX_SCALE:
+        row = int((scales > mxfp4.MAX_SCALE).any(axis=1).argmax())
+        assert slab.part.scales
+        raise UnusableInputError(
+            f"{slab.part.scales.path}: tensor {slab.part.scales.name} has an infinite scale in row {slab.row0 + row}",
+            "the weights are broken: get them again",
+        )
 
 
 def _check_f16_range(slab: Slab, rows: NDArray[np.float32]) -> None:

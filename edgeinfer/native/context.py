@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeinfer.errors import EdgeinferError, ResourceError, UsageError
+from edgeinfer.errors import EdgeinferError, ResourceError, UnusableInputError, UsageError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.native import library
 from edgeinfer.native.devices import default_threads
@@ -44,6 +44,9 @@ class NativeBackend:
         if not self._handle:
             raise _no_context(self._n_ctx)
         self._memory = llama.llama_get_memory(self._handle)
+        if not self._memory:
+            llama.llama_free(self._handle)
+            raise UnusableInputError("the model is an encoder, which writes no text", "use a text generation model")
         self._n_vocab = model.vocabulary.n_tokens
         self._batch = _Batch(int(llama.llama_n_batch(self._handle)), max_sequences)
         self._logits = np.empty((0, self._n_vocab), np.float32)

@@ -16,14 +16,16 @@ import numpy as np
 import pytest
 from conformance import GOLDEN, TYPES, type_table
 from golden_conversions import readable_metadata, summarize
+from numpy.typing import NDArray
 from random_checkpoint import PLAIN, make_checkpoint, model_names, prompt, read_model
 
 from edgeinfer.api.convert import plan_conversion, run_conversion
+from edgeinfer.api.embed import load_encoder
 from edgeinfer.api.model import load
 from edgeinfer.errors import UsageError
 from edgeinfer.gguf_file.header import Header, read_header
 from edgeinfer.options import ConvertOptions, RuntimeOptions
-from edgeinfer.types import Refusal, Row
+from edgeinfer.types import Refusal, Row, Tokens
 
 golden: dict[str, Any] = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(GOLDEN.glob("*.json"))}
 VARIANTS = [(name, variant) for name in golden for variant in golden[name]["variants"]]
@@ -74,14 +76,25 @@ def test_tensors_are_llama_cpps_to_the_byte(case: Case, file_type: str, tmp_path
 
 @pytest.mark.parametrize("name", golden)
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    model, tokens = read_model(name), prompt(read_model(name))
+    model = read_model(name)
     header = _convert(make_checkpoint(model, PLAIN, tmp_path), "F32", tmp_path, verify=True)
+    is_encoder = header.metadata.get(f"{header.architecture}.attention.causal") is False
+    outputs = _embedding(header.path, prompt(model)) if is_encoder else _logits(header.path, prompt(model))
+    for position, expected in golden[name]["logits"].items():
+        np.testing.assert_allclose(outputs[int(position)], expected, rtol=0, atol=model.tolerance)
+
+
+def _logits(path: Path, tokens: Tokens) -> NDArray[np.float32]:
     exact = RuntimeOptions(ctx_size=64, flash_attn="off", cache_type_k="f32", cache_type_v="f32")
-    with load(header.path, exact) as loaded:
+    with load(path, exact) as loaded:
         logits = loaded.backend.forward([Row(0, tokens, 0, 0)])
         assert not isinstance(logits, Refusal)
-        for position, expected in golden[name]["logits"].items():
-            np.testing.assert_allclose(logits[int(position)], expected, rtol=0, atol=model.tolerance)
+        return logits.copy()
+
+
+def _embedding(path: Path, tokens: Tokens) -> NDArray[np.float32]:
+    with load_encoder(path) as encoder:
+        return encoder.embed_tokens(tokens)[None]
 
 
 def _convert(checkpoint: Path, file_type: str, folder: Path, *, verify: bool = False) -> Header:

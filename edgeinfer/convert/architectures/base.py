@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.config import Config
 from edgeinfer.errors import UnusableInputError
 
@@ -67,6 +68,15 @@ class Part:
     n_rows: int | None = None
     """None: all from `first_row` on."""
     transform: RowTransform | None = None
+    row_length: int = 0
+    """Not 0: rows are cut into shorter ones of this length first."""
+    scales: str = ""
+    """Where the scales are, when `source` is MXFP4: its rows are blocks of packed bytes (see convert.mxfp4)."""
+
+    @property
+    def sources(self) -> dict[str, tuple[int, ...]]:
+        """The tensors that it needs, with their shapes."""
+        return {self.source: self.shape, **({self.scales: self.shape[:-1]} if self.scales else {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +136,8 @@ class Architecture:
     """What some checkpoints put before every tensor's name, and the rules don't."""
     buffers: tuple[str, ...] = ()
     """How the names of tensors end that old checkpoints saved along with the weights, and that nobody needs."""
+    adapted: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint
+    """The checkpoint with what its tensors show in the config, and with the names that `tensors` uses."""
 
 
 def n_layers(config: Config) -> int:
@@ -147,6 +159,15 @@ def head_dim(config: Config) -> int:
     return dim
 
 
+def rotary_dim(config: Config) -> int:
+    """Elements per head that rope turns, where it is not all of them."""
+    factor = config.rope.number("partial_rotary_factor")
+    dim = int(head_dim(config) * factor)
+    if factor > 1 or dim % 2 or not dim:
+        raise impossible(config, f"'partial_rotary_factor' is {factor:g}: {dim} of {head_dim(config)} elements")
+    return dim
+
+
 def n_kv_heads(config: Config) -> int:
     """Key-value heads, each shared by as many query heads: stated, or as many as query heads."""
     heads = config.integer("num_attention_heads")
@@ -156,13 +177,12 @@ def n_kv_heads(config: Config) -> int:
     return kv_heads
 
 
-def require(config: Config, key: str, known: object) -> None:
-    """Raise UnusableInputError unless `key` has the one value that llama.cpp computes, as nothing tells it another."""
+def require(config: Config, key: str, *known: object) -> None:
+    """Raise UnusableInputError unless `key` has a value that llama.cpp computes, as nothing tells it another."""
     value = config.get(key)
-    if value != known:
-        raise impossible(
-            config, f"{key!r} is {reprlib.repr(value)}, llama.cpp runs this architecture with {known!r} only"
-        )
+    if value not in known:
+        only = " or ".join(map(repr, known))
+        raise impossible(config, f"{key!r} is {reprlib.repr(value)}, llama.cpp runs this architecture with {only} only")
 
 
 def impossible(config: Config, what: str) -> UnusableInputError:
@@ -170,18 +190,18 @@ def impossible(config: Config, what: str) -> UnusableInputError:
     return UnusableInputError(f"{config.path}: {what}", "is this file complete?")
 
 
-def decoder_metadata(config: Config, *, rope_factors: bool = False) -> dict[str, Any]:
-    """The keys that every rotary decoder with RMS norms and SiLU has. Raises UnusableInputError for another one.
+def decoder_metadata(config: Config, **rope: bool) -> dict[str, Any]:
+    """The keys that every rotary decoder with RMS norms and SiLU has; `rope` goes to `rope_metadata`.
 
-    `rope_factors`: whether llama.cpp reads a tensor of rope divisors for this architecture, as `llama3` scaling needs.
+    Raises UnusableInputError for another one.
     """
     check_activation(config, "hidden_act", "silu", "swish")
-    metadata = attention_metadata(config, rope_factors=rope_factors)
-    return {**metadata, "attention.layer_norm_rms_epsilon": config.number("rms_norm_eps")}
+    rms_norm = {"attention.layer_norm_rms_epsilon": config.number("rms_norm_eps")}
+    return {**attention_metadata(config, **rope), **rms_norm}
 
 
-def attention_metadata(config: Config, *, rope_factors: bool = False) -> dict[str, Any]:
-    """The keys that every rotary decoder has, whatever its norms and activation; see `decoder_metadata`."""
+def attention_metadata(config: Config, **rope: bool) -> dict[str, Any]:
+    """The keys that every rotary decoder has, whatever its norms and activation; `rope` goes to `rope_metadata`."""
     metadata: dict[str, Any] = {
         "block_count": n_layers(config),
         "context_length": config.integer("max_position_embeddings"),
@@ -189,7 +209,7 @@ def attention_metadata(config: Config, *, rope_factors: bool = False) -> dict[st
         "feed_forward_length": config.integer("intermediate_size"),
         "attention.head_count": config.integer("num_attention_heads"),
         "attention.head_count_kv": n_kv_heads(config),
-        **rope_metadata(config, rope_factors=rope_factors),
+        **rope_metadata(config, **rope),
     }
     if config.get("head_dim") is not None:
         metadata["attention.key_length"] = metadata["attention.value_length"] = head_dim(config)
@@ -213,11 +233,15 @@ def expert_counts(config: Config) -> dict[str, Any]:
     return {"expert_count": count, "expert_used_count": config.integer("num_experts_per_tok", at_most=count)}
 
 
-def rope_metadata(config: Config, *, rope_factors: bool = False) -> dict[str, Any]:
-    """Base frequency and scaling of the rotary embedding. Raises UnusableInputError for an unknown scaling."""
+def rope_metadata(config: Config, *, rope_factors: bool = False, partial: bool = False) -> dict[str, Any]:
+    """Base frequency and scaling of the rotary embedding. Raises UnusableInputError for an unknown scaling.
+
+    `rope_factors`: whether llama.cpp reads a tensor of rope divisors for this architecture, as `llama3` scaling needs.
+    `partial`: whether it can leave a part of each head as it is.
+    """
     rope = config.rope
     kind = rope.get("rope_type")
-    if rope.get("partial_rotary_factor") not in (None, 1):
+    if not partial and rope.get("partial_rotary_factor") not in (None, 1):
         raise impossible(config, "'partial_rotary_factor' is not 1, this architecture is known with full rotation")
     scaling: dict[str, Any] = {}
     if kind in ("linear", "yarn"):

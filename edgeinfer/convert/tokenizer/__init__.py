@@ -84,11 +84,18 @@ def load_tokenizer(checkpoint: Checkpoint, pre: str | None = None) -> LoadedToke
     files = replace(files, document=document)
     metadata = {
         **_vocabulary(checkpoint.config, files, original, pre),
+        **_token_types(checkpoint.config),
         **special_metadata(checkpoint, document, files.settings, original),
         **template_metadata(checkpoint.path, files.settings),
     }
     is_assumed = pre is not None and pre not in names_by_rules(document)
     return LoadedTokenizer(metadata, original, document, tuple(end_tokens(checkpoint)), left_out, is_assumed)
+
+
+def _token_types(config: Config) -> dict[str, int]:
+    """How many kinds of segments ("sentence A", "sentence B") an encoder's embedding tells apart."""
+    count = config.get("type_vocab_size")
+    return {} if count is None else {"tokenizer.ggml.token_type_count": config.integer("type_vocab_size")}
 
 
 def _read(directory: Path) -> _Files:
@@ -125,10 +132,10 @@ def _vocabulary(config: Config, files: _Files, original: tokenizers.Tokenizer, p
     if files.kind == "BPE":
         return sentencepiece_vocabulary(path, document, settings, config.vocab_size, files.model)
     if files.kind == "Unigram":
-        return unigram_vocabulary(path, document, config, config.vocab_size)
+        return unigram_vocabulary(path, document, config.vocab_size)
     if files.kind == "WordPiece":
         name = known_by_hash(original, begin) or "default"
-        return wordpiece_vocabulary(path, document, config, config.vocab_size, name)
+        return wordpiece_vocabulary(path, document, config.vocab_size, name)
     raise UnusableInputError(
         f"{path}: the tokenizer model {files.kind!r} is not supported", "supported are BPE, Unigram and WordPiece"
     )

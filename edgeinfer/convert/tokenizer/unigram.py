@@ -10,16 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from edgeinfer.convert.config import Config
 from edgeinfer.convert.tokenizer.vocabulary import TokenType, token_table
-from edgeinfer.convert.tokenizer.wordpiece import token_type_count
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.gguf_file.charsmap import is_sound_charsmap
 
 _HOLE_SCORE = -10000.0
 
 
-def unigram_vocabulary(path: Path, parsed: dict[str, Any], config: Config, vocab_size: int) -> dict[str, Any]:
+def unigram_vocabulary(path: Path, parsed: dict[str, Any], vocab_size: int) -> dict[str, Any]:
     """The vocabulary keys of a Unigram tokenizer. Raises UnusableInputError for a damaged table of characters."""
     texts, types = token_table(path, parsed, vocab_size)
     pieces = parsed["model"]["vocab"]
@@ -35,7 +33,6 @@ def unigram_vocabulary(path: Path, parsed: dict[str, Any], config: Config, vocab
         "tokenizer.ggml.scores": scores,
         "tokenizer.ggml.token_type": np.array(types, dtype=np.int32),
         "tokenizer.ggml.add_space_prefix": any(map(_prepends_space, _steps(parsed))),
-        **token_type_count(config),
         "tokenizer.ggml.remove_extra_whitespaces": any(map(_merges_spaces, _steps(parsed))),
     }
     charsmap = _charsmap(path, parsed)

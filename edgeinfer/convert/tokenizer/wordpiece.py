@@ -10,31 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from edgeinfer.convert.config import Config
 from edgeinfer.convert.tokenizer.vocabulary import TokenType, token_table
 
 
-def wordpiece_vocabulary(
-    path: Path, parsed: dict[str, Any], config: Config, vocab_size: int, pre: str
-) -> dict[str, Any]:
+def wordpiece_vocabulary(path: Path, parsed: dict[str, Any], vocab_size: int, pre: str) -> dict[str, Any]:
     """The vocabulary keys of a WordPiece tokenizer; `pre` is only a name, llama.cpp always splits as BERT does."""
     texts, types = token_table(path, parsed, vocab_size)
     prefix = str(parsed["model"].get("continuing_subword_prefix") or "##")
     marked = [_marked(text, kind, prefix) for text, kind in zip(texts, types, strict=True)]
     return {
-        **token_type_count(config),
         "tokenizer.ggml.model": "bert",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": marked,
         "tokenizer.ggml.token_type": np.array(types, dtype=np.int32),
         **_normalizing(parsed.get("normalizer")),
     }
-
-
-def token_type_count(config: Config) -> dict[str, int]:
-    """How many kinds of segments ("sentence A", "sentence B") the embedding tells apart, where it tells any."""
-    count = config.get("type_vocab_size")
-    return {"tokenizer.ggml.token_type_count": count} if type(count) is int and 0 < count < 1 << 16 else {}
 
 
 def _marked(text: str, kind: int, prefix: str) -> str:
