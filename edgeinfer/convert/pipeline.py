@@ -15,6 +15,7 @@ from pathlib import Path
 from edgeinfer.convert.architectures import lookup
 from edgeinfer.convert.checkpoint import Checkpoint, open_checkpoint
 from edgeinfer.convert.file_types import file_type
+from edgeinfer.convert.imatrix import load_imatrix
 from edgeinfer.convert.plan import ConvertPlan, build
 from edgeinfer.convert.stream import write
 from edgeinfer.convert.tokenizer import LoadedTokenizer, load_tokenizer
@@ -50,7 +51,8 @@ def prepare(source: Path, output: Path | None, options: ConvertOptions) -> Plann
     architecture = lookup(checkpoint.config)
     checkpoint = replace(checkpoint, config=checkpoint.config.with_defaults(architecture.defaults))
     tokenizer = load_tokenizer(checkpoint)
-    plan = build(checkpoint, architecture, tokenizer.metadata, options)
+    matrix = load_imatrix(Path(options.imatrix)) if options.imatrix else None
+    plan = build(checkpoint, architecture, tokenizer.metadata, options, matrix)
     name = re.sub(r"[^\w.-]", "-", source.absolute().name) or "model"
     return Planned(checkpoint, tokenizer, plan, output or Path(f"{name}-{wanted.name}.gguf"))
 

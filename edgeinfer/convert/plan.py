@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from edgeinfer.convert.architectures.base import Architecture
 from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.file_types import FileType, file_type, tensor_type
+from edgeinfer.convert.imatrix import ImportanceMatrix
 from edgeinfer.convert.metadata import general_metadata
-from edgeinfer.convert.mixture import ModelFacts, Overrides, assign, may_quantize, requires_imatrix
+from edgeinfer.convert.mixture import ModelFacts, Overrides, assign, category, may_quantize, requires_imatrix
 from edgeinfer.convert.resolve import FLOAT_TYPES, TensorPlan, resolve
 from edgeinfer.errors import NotFoundError, UsageError
 from edgeinfer.ggml_types import GGMLType
@@ -37,6 +39,14 @@ class ConvertPlan:
         return tuple(t for t in self.tensors if t.fallback_from is not None)
 
     @property
+    def unweighted(self) -> tuple[TensorPlan, ...]:
+        """The layers' tensors that are quantized without weights although there is an importance matrix."""
+        if "quantize.imatrix.file" not in self.metadata:
+            return ()
+        quantized = (t for t in self.tensors if t.type.is_quantized and t.importance is None)
+        return tuple(t for t in quantized if category(t.name) not in ("token_embd", "output"))
+
+    @property
     def n_parameters(self) -> int:
         """Elements of all tensors."""
         return sum(t.n_elements for t in self.tensors)
@@ -53,9 +63,13 @@ class ConvertPlan:
 
 
 def build(
-    checkpoint: Checkpoint, architecture: Architecture, tokenizer_metadata: dict[str, Any], options: ConvertOptions
+    checkpoint: Checkpoint,
+    architecture: Architecture,
+    tokenizer_metadata: dict[str, Any],
+    options: ConvertOptions,
+    matrix: ImportanceMatrix | None = None,
 ) -> ConvertPlan:
-    """Plan the conversion of a checkpoint.
+    """Plan the conversion of a checkpoint, with an importance matrix if there is (or, to calibrate, will be) one.
 
     Raises UsageError for options that contradict each other, NotFoundError for a pattern that fits no tensor,
     UnusableInputError when tensors are missing, surplus or wrongly shaped (all of them are named) or of a type that
@@ -68,16 +82,21 @@ def build(
     draft, dropped = resolve(checkpoint, list(architecture.tensors(config)))
     draft.sort(key=lambda t: file_order(t.name))
     _refuse_idle_patterns(overrides, draft)
+    if options.calibrate:
+        matrix = ImportanceMatrix.assumed(draft, Path(options.calibrate))
     choices = assign(
         [(t.name, t.shape, _float_type(t, wanted)) for t in draft],
         wanted,
         _facts(architecture, hyperparameters),
         overrides,
+        has_imatrix=matrix is not None,
     )
     tensors = tuple(
         replace(t, type=choice.type, fallback_from=choice.fallback_from)
         for t, choice in zip(draft, choices, strict=True)
     )
+    if matrix is not None:
+        tensors = matrix.given_to(tensors)
     _refuse_without_imatrix(tensors, wanted)
     n_parameters = sum(t.n_elements for t in tensors)
     general = general_metadata(checkpoint, n_parameters)
@@ -89,6 +108,7 @@ def build(
         **tokenizer_metadata,
         "general.quantization_version": QUANTIZATION_VERSION,
         "general.file_type": wanted.id,
+        **(matrix.metadata() if matrix is not None else {}),
     }
     return ConvertPlan(architecture.name, wanted, metadata, tensors, dropped)
 
@@ -102,6 +122,8 @@ def file_order(name: str) -> tuple[int, bytes]:
 def _overrides(options: ConvertOptions, wanted: FileType) -> Overrides:
     if options.tensor_type and not wanted.default.is_quantized:
         raise UsageError(f"--tensor-type has no effect with -t {wanted.name}", "choose a quantized type")
+    if (options.imatrix or options.calibrate) and not wanted.default.is_quantized:
+        raise UsageError(f"an importance matrix has no effect with -t {wanted.name}", "choose a quantized type")
     return Overrides(
         by_name=tuple((_pattern(pattern), tensor_type(name)) for pattern, name in options.tensor_type),
         output=tensor_type(options.output_tensor_type) if options.output_tensor_type else None,
@@ -150,10 +172,10 @@ def _float_type(tensor: TensorPlan, wanted: FileType) -> GGMLType:
 
 
 def _refuse_without_imatrix(tensors: Iterable[TensorPlan], wanted: FileType) -> None:
-    needy = [t for t in tensors if requires_imatrix(t.name, t.type, wanted)]
+    needy = [t for t in tensors if t.importance is None and requires_imatrix(t.name, t.type, wanted)]
     if needy:
         raise UsageError(
             f"{wanted.name} needs an importance matrix (for {len(needy)} tensors, the first {needy[0].name} "
             f"as {needy[0].type.name})",
-            "choose a type that does without, such as IQ3_S or Q2_K",
+            "give one that has them with --imatrix, or --calibrate, or choose a type that does without, such as IQ3_S",
         )

@@ -10,6 +10,7 @@ from edgeinfer.convert.architectures.base import ConstantRule, Part, RowTransfor
 from edgeinfer.convert.checkpoint import DTYPE_NBYTES, Checkpoint, TensorSpec
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.ggml_types import GGMLType
+from edgeinfer.types import Importance
 
 FLOAT_TYPES = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
 
@@ -49,6 +50,7 @@ class TensorPlan:
     add: float = 0.0
     constant: bytes = b""
     fallback_from: GGMLType | None = None
+    importance: Importance | None = None
 
     @property
     def n_elements(self) -> int:

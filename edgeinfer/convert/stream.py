@@ -38,6 +38,8 @@ class Slab:
     part: PartPlan
     row0: int
     n_rows: int
+    out_row0: int
+    """The first row of the result, counted through the whole tensor."""
     out_offset: int
     """Bytes from the start of the file."""
     out_nbytes: int
@@ -72,7 +74,8 @@ def write(plan: ConvertPlan, path: Path, quantizer: Quantizer, threads: int, pro
 
 def _slabs(plan: ConvertPlan, data_offset: int) -> Iterator[Slab]:
     for tensor, offset in zip(plan.tensors, tensor_offsets(plan.tensors), strict=True):
-        out_offset = data_offset + offset
+        out_offset = start = data_offset + offset
+        out_row_nbytes = tensor.type.row_nbytes(tensor.shape[0])
         for part in tensor.parts:
             transform = part.transform
             group = transform.rows_per_group if transform else 1
@@ -82,7 +85,8 @@ def _slabs(plan: ConvertPlan, data_offset: int) -> Iterator[Slab]:
                 n_rows = min(rows_per_slab, end - row0)
                 n_elements = (transform.n_kept(n_rows) if transform else n_rows) * part.row_length
                 out_nbytes = n_elements // tensor.type.block_length * tensor.type.block_nbytes
-                yield Slab(tensor, part, row0, n_rows, out_offset, out_nbytes)
+                out_row0 = (out_offset - start) // out_row_nbytes
+                yield Slab(tensor, part, row0, n_rows, out_row0, out_offset, out_nbytes)
                 out_offset += out_nbytes
 
 
@@ -153,8 +157,24 @@ class _Worker:
             _check_f16_range(slab, rows)
         out = self._out = _at_least(self._out, slab.out_nbytes)
         out = out[: slab.out_nbytes]
-        self._quantizer.quantize(slab.tensor.type, rows, out)
+        self._quantize(slab, rows, out)
         _write_at(self._output, out, slab.out_offset)
+
+    def _quantize(self, slab: Slab, rows: NDArray[np.float32], out: NDArray[np.uint8]) -> None:
+        tensor, importance = slab.tensor, slab.tensor.importance
+        if importance is None:
+            self._quantizer.quantize(tensor.type, rows, out)
+            return
+        # Each matrix of a stack has its own weights, so no call goes beyond one.
+        row_length, rows_per_matrix = tensor.shape[:2]
+        row_nbytes = tensor.type.row_nbytes(row_length)
+        done = 0
+        while done < len(rows):
+            matrix, row = divmod(slab.out_row0 + done, rows_per_matrix)
+            end = min(len(rows), done + rows_per_matrix - row)
+            weights = importance.weights(matrix, row_length)
+            self._quantizer.quantize(tensor.type, rows[done:end], out[done * row_nbytes : end * row_nbytes], weights)
+            done = end
 
     def _read(self, slab: Slab) -> NDArray[Any]:
         """The slab's bits, shape `(rows, row length)`, as unsigned integers."""
