@@ -1,6 +1,6 @@
 """Importance matrices: for each column of a weight, the mean square of the activations that it is multiplied with.
 
-The files are those of llama.cpp's tools/imatrix: GGUF (`NAME.in_sum2` and `NAME.counts`, both F32), or the older `.dat`.
+The files are those of llama.cpp's tools/imatrix: GGUF (`NAME.in_sum2` and `NAME.counts`, F32), or the older `.dat`.
 Values are mapped, not read: of a model with experts they are hundreds of megabytes.
 """
 
@@ -51,7 +51,6 @@ class ImportanceMatrix:
             found["quantize.imatrix.chunks_count"] = self.chunk_count
         return found
 
-
     @classmethod
     def assumed(cls, tensors: Iterable[TensorPlan], dataset: Path) -> ImportanceMatrix:
         """What a matrix is going to be that is still to be computed: it will know every matrix of the layers."""
@@ -61,7 +60,7 @@ class ImportanceMatrix:
             for t in tensors
             if t.name.startswith("blk.") and may_quantize(t.name, t.shape)
         }
-        return cls(f"{dataset.stem}.imatrix.gguf", entries, (dataset.name,), 1)
+        return cls(matrix_name(dataset), entries, (dataset.name,), 1)
 
     def given_to(self, tensors: Sequence[TensorPlan]) -> tuple[TensorPlan, ...]:
         """The tensors with what the matrix knows of each.
@@ -92,6 +91,11 @@ class ImportanceMatrix:
             f"{tensor.name}, which needs {expected}",
             "compute one of this model with `edgeinfer imatrix`",
         )
+
+
+def matrix_name(dataset: Path) -> str:
+    """The name of a matrix file that is computed from a text and not kept."""
+    return f"{dataset.stem}.imatrix.gguf"
 
 
 def _n_matrices(tensor: TensorPlan) -> int:

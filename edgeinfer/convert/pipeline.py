@@ -72,7 +72,7 @@ def execute(
     """
     started = time.perf_counter()
     total = sum(part.nbytes for tensor in planned.plan.tensors for part in tensor.parts)
-    _check_target(planned, overwrite=options.overwrite)
+    check_target(planned, overwrite=options.overwrite)
     with replaced_when_done(planned.output, overwrite=options.overwrite) as partial:
         write(planned.plan, partial, quantizer, threads, lambda nbytes: progress(nbytes, total))
         if options.verify:
@@ -99,7 +99,8 @@ def replaced_when_done(output: Path, *, overwrite: bool) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def _check_target(planned: Planned, *, overwrite: bool) -> None:
+def check_target(planned: Planned, *, overwrite: bool) -> None:
+    """Raise UsageError when the output may not be written there, ResourceError when it cannot or does not fit."""
     output, nbytes = planned.output, planned.nbytes
     if output.is_dir():
         raise UsageError(f"{output}: is a directory", "name a file with -o")

@@ -76,10 +76,10 @@ class ActivationSums:
             self._last_input, self._last_squares = node.src[1], _sum_of_squares(values(node.src[1]))
         squares, n_rows = self._last_squares, tensor_at(node.src[1]).ne[1]
         sums = self._of(name, n_matrices, squares.shape[-1], n_counts=1)
-        outer, inner, _ = squares.shape
-        for i, j in ((i, j) for i in range(outer) for j in range(inner)):  # a weight of fewer matrices serves several
-            sums[i % weight.ne[3] * weight.ne[2] + j % weight.ne[2]] += squares[i, j]
-        self._counts[name] += n_rows * outer * inner // n_matrices
+        for i in range(len(squares)):
+            for j in range(len(squares[i])):  # a weight of fewer matrices serves several
+                sums[i % weight.ne[3] * weight.ne[2] + j % weight.ne[2]] += squares[i, j]
+        self._counts[name] += n_rows * (squares.size // squares.shape[-1]) // n_matrices
         self._check_finite(name, sums)
 
     def _add_routed(self, name: str, node: Tensor) -> None:

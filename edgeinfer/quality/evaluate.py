@@ -6,6 +6,7 @@ Model and reference run the same passages side by side, so that no logits need t
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -99,9 +100,9 @@ def evaluate(
             progress(number, len(pieces))
     whole = scores.join(found) if found else None
     all_losses = whole.losses if whole else np.concatenate(losses)
-    if not np.isfinite(all_losses).all():
-        raise UnusableInputError(f"{model}: gives logits that are not finite", "is the file broken? convert it again")
     perplexity = scores.perplexity(all_losses)
+    if not math.isfinite(perplexity.value) or (whole and not np.isfinite(whole.divergences).all()):
+        raise UnusableInputError(f"{model}: gives logits that are not finite", "is the file broken? convert it again")
     return Evaluation(
         model=str(model),
         ctx_size=ctx_size,
@@ -116,7 +117,9 @@ def evaluate(
 
 def _scored(model: Model, piece: Tokens) -> Iterator[scores.Values]:
     for position, logits in passages.run(model.backend, piece, len(piece) // 2):
-        yield scores.losses(logits, piece[position + 1 :][: len(logits)])
+        following = piece[position + 1 :][: len(logits)]
+        if len(following):
+            yield scores.losses(logits, following)
 
 
 def _compared(model: Model, reference: Model, piece: Tokens) -> Iterator[scores.Comparison]:
@@ -124,7 +127,8 @@ def _compared(model: Model, reference: Model, piece: Tokens) -> Iterator[scores.
     both = zip(passages.run(model.backend, piece, first), passages.run(reference.backend, piece, first), strict=True)
     for (position, logits), (_, reference_logits) in both:
         following = piece[position + 1 :][: len(logits)]
-        yield scores.compare(logits, reference_logits, following)
+        if len(following):
+            yield scores.compare(logits, reference_logits, following)
 
 
 def _check_vocabularies(model: Model, reference: Model) -> None:

@@ -37,7 +37,9 @@ def mean(values: Values) -> Mean:
 def perplexity(losses: Values) -> Mean:
     """The exponential of the mean loss, with the error that the loss's has."""
     loss = mean(losses)
-    return Mean(math.exp(loss.value), math.exp(loss.value) * loss.error)
+    with np.errstate(over="ignore"):
+        value = float(np.exp(loss.value))
+    return Mean(value, value * loss.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +79,12 @@ class Comparison:
 
 
 def losses(logits: Logits, tokens: Tokens) -> Values:
-    """The negative log-likelihood of `tokens[i]` under row `i`."""
-    parts = [_normalizers(block)[0] - block[range(len(t)), t] for block, t in _blocks(logits, tokens)]
-    return np.concatenate(parts) if parts else np.empty(0)
+    """The negative log-likelihood of `tokens[i]` (one at least) under row `i`."""
+    return np.concatenate([_normalizers(block)[0] - block[range(len(t)), t] for block, t in _blocks(logits, tokens)])
 
 
 def compare(logits: Logits, reference: Logits, tokens: Tokens) -> Comparison:
-    """Hold rows of a model against the same rows of a reference, where the text goes on with `tokens`."""
+    """Hold rows of a model against a reference's, where the text goes on with `tokens` (one at least)."""
     found: list[tuple[Values, ...]] = []
     for (ours, t), (theirs, _) in zip(_blocks(logits, tokens), _blocks(reference, tokens), strict=True):
         rows = range(len(t))
@@ -93,7 +94,7 @@ def compare(logits: Logits, reference: Logits, tokens: Tokens) -> Comparison:
         divergence = divergence / probabilities.sum(axis=1, dtype=np.float64) + norm - reference_norm
         same = ours.argmax(axis=1) == theirs.argmax(axis=1)
         found.append((norm - ours[rows, t], reference_norm - theirs[rows, t], divergence, same.astype(np.float64)))
-    return Comparison(*(np.concatenate(parts) if parts else np.empty(0) for parts in zip(*found, strict=True)))
+    return Comparison(*map(np.concatenate, zip(*found, strict=True)))
 
 
 def join(parts: list[Comparison]) -> Comparison:
