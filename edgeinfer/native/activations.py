@@ -18,6 +18,7 @@ from edgeinfer.native.tensors import Tensor, prove_layout, tensor_at, values
 from edgeinfer.types import Importance
 
 MIN_ROWS = 16
+MAX_SUM = float(np.finfo(np.float32).max)
 
 
 class ActivationSums:
@@ -84,14 +85,14 @@ class ActivationSums:
 
     def _add_routed(self, name: str, node: Tensor) -> None:
         """Each token's row, or one of its rows, goes to the experts that `ids` names for it."""
-        rows = np.square(values(node.src[1])[0], dtype=np.float32)  # (tokens, rows of a token, row length)
+        rows = values(node.src[1])[0]  # (tokens, rows of a token, row length)
         experts = values(node.src[2])[0, 0]  # (tokens, experts per token)
         n_experts = tensor_at(node.src[0]).ne[2]
         sums = self._of(name, n_experts, rows.shape[-1], n_counts=n_experts)
         which_row = np.broadcast_to(np.arange(experts.shape[1]) % rows.shape[1], experts.shape)
         for expert in np.unique(experts):
             tokens, chosen = np.nonzero(experts == expert)
-            sums[expert] += rows[tokens, which_row[tokens, chosen]].sum(axis=0, dtype=np.float64)
+            sums[expert] += _sum_of_squares(rows[tokens, which_row[tokens, chosen]])
             self._counts[name][expert] += len(tokens)
         self._check_finite(name, sums)
 
@@ -102,7 +103,7 @@ class ActivationSums:
         return self._sums[name]
 
     def _check_finite(self, name: str, sums: NDArray[np.float64]) -> None:
-        if not np.isfinite(sums).all():
+        if not sums.max() < MAX_SUM:  # NaN compares with nothing
             raise UnusableInputError(
                 f"the activations before {name} are not finite", "the model or its conversion is broken"
             )
@@ -110,7 +111,8 @@ class ActivationSums:
 
 def _sum_of_squares(rows: NDArray[np.float32]) -> NDArray[np.float64]:
     """Over the rows of each matrix: shape `(…, rows, row length)` to `(…, row length)`."""
-    sums: NDArray[np.float64] = np.square(rows).sum(axis=-2, dtype=np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):  # `_check_finite` finds it
+        sums: NDArray[np.float64] = np.square(rows).sum(axis=-2, dtype=np.float64)
     return sums
 
 
