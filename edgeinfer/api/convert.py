@@ -11,7 +11,7 @@ from pathlib import Path
 from edgeinfer.api.files import read_text
 from edgeinfer.api.imatrix import imatrix
 from edgeinfer.api.model import load
-from edgeinfer.convert.imatrix import matrix_name
+from edgeinfer.convert.imatrix import ExpectedMatrix
 from edgeinfer.convert.pipeline import Planned, check_target, execute, prepare
 from edgeinfer.native.devices import default_threads, peak_rss_bytes
 from edgeinfer.native.quantize import GGMLQuantizer
@@ -95,7 +95,7 @@ def _run_calibrated(
     read_text(text)  # what is wrong with it is said before the work starts
     source = planned.checkpoint.path
     with tempfile.TemporaryDirectory(prefix=".edgeinfer-", dir=planned.output.parent) as folder:
-        model, matrix = Path(folder, "q8_0.gguf"), Path(folder, matrix_name(text))
+        model, matrix = Path(folder, "q8_0.gguf"), Path(folder, ExpectedMatrix(text).name)
         convert(source, model, ConvertOptions(type="Q8_0", threads=options.threads, verify=False))
         imatrix(model, text, matrix, threads=options.threads)
         model.unlink()  # makes room for the output

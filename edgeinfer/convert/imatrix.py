@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.convert.mixture import category, may_quantize
+from edgeinfer.convert.mixture import category
 from edgeinfer.convert.resolve import TensorPlan
 from edgeinfer.convert.writer import encode_header, padding
 from edgeinfer.errors import NotFoundError, UnusableInputError
@@ -51,17 +51,6 @@ class ImportanceMatrix:
             found["quantize.imatrix.chunks_count"] = self.chunk_count
         return found
 
-    @classmethod
-    def assumed(cls, tensors: Iterable[TensorPlan], dataset: Path) -> ImportanceMatrix:
-        """What a matrix is going to be that is still to be computed: it will know every matrix of the layers."""
-        one = np.ones(1, np.float32)
-        entries = {
-            t.name: Importance(np.broadcast_to(one, t.shape[0] * _n_matrices(t)), one)
-            for t in tensors
-            if t.name.startswith("blk.") and may_quantize(t.name, t.shape)
-        }
-        return cls(matrix_name(dataset), entries, (dataset.name,), 1)
-
     def given_to(self, tensors: Sequence[TensorPlan]) -> tuple[TensorPlan, ...]:
         """The tensors with what the matrix knows of each.
 
@@ -93,9 +82,17 @@ class ImportanceMatrix:
         )
 
 
-def matrix_name(dataset: Path) -> str:
-    """The name of a matrix file that is computed from a text and not kept."""
-    return f"{dataset.stem}.imatrix.gguf"
+class ExpectedMatrix(ImportanceMatrix):
+    """What is still to be computed from a text: it is going to know every matrix of the layers."""
+
+    def __init__(self, text: Path) -> None:
+        super().__init__(f"{text.stem}.imatrix.gguf", {}, (text.name,), 1)
+
+    def _of(self, tensor: TensorPlan) -> Importance | None:
+        return _UNKNOWN if tensor.type.is_quantized and tensor.name.startswith("blk.") else None
+
+
+_UNKNOWN = Importance(np.empty(0, np.float32), np.empty(0, np.float32))
 
 
 def _n_matrices(tensor: TensorPlan) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from edgeinfer.convert.architectures import lookup
 from edgeinfer.convert.checkpoint import Checkpoint, open_checkpoint
 from edgeinfer.convert.file_types import file_type
-from edgeinfer.convert.imatrix import load_imatrix
+from edgeinfer.convert.imatrix import ExpectedMatrix, ImportanceMatrix, load_imatrix
 from edgeinfer.convert.plan import ConvertPlan, build
 from edgeinfer.convert.stream import write
 from edgeinfer.convert.tokenizer import LoadedTokenizer, load_tokenizer
@@ -51,10 +51,15 @@ def prepare(source: Path, output: Path | None, options: ConvertOptions) -> Plann
     architecture = lookup(checkpoint.config)
     checkpoint = replace(checkpoint, config=checkpoint.config.with_defaults(architecture.defaults))
     tokenizer = load_tokenizer(checkpoint)
-    matrix = load_imatrix(Path(options.imatrix)) if options.imatrix else None
-    plan = build(checkpoint, architecture, tokenizer.metadata, options, matrix)
+    plan = build(checkpoint, architecture, tokenizer.metadata, options, _matrix(options))
     name = re.sub(r"[^\w.-]", "-", source.absolute().name) or "model"
     return Planned(checkpoint, tokenizer, plan, output or Path(f"{name}-{wanted.name}.gguf"))
+
+
+def _matrix(options: ConvertOptions) -> ImportanceMatrix | None:
+    if options.imatrix is not None:
+        return load_imatrix(Path(options.imatrix))
+    return ExpectedMatrix(Path(options.calibrate)) if options.calibrate is not None else None
 
 
 def execute(

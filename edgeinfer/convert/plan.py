@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from edgeinfer.convert.architectures.base import Architecture
@@ -76,28 +75,12 @@ def build(
     has no place in a GGUF file.
     """
     wanted = file_type(options.type)
-    overrides = _overrides(options, wanted)
     config = checkpoint.config
     hyperparameters = architecture.metadata(config)
     draft, dropped = resolve(checkpoint, list(architecture.tensors(config)))
     draft.sort(key=lambda t: file_order(t.name))
-    _refuse_idle_patterns(overrides, draft)
-    if options.calibrate:
-        matrix = ImportanceMatrix.assumed(draft, Path(options.calibrate))
-    choices = assign(
-        [(t.name, t.shape, _float_type(t, wanted)) for t in draft],
-        wanted,
-        _facts(architecture, hyperparameters),
-        overrides,
-        has_imatrix=matrix is not None,
-    )
-    tensors = tuple(
-        replace(t, type=choice.type, fallback_from=choice.fallback_from)
-        for t, choice in zip(draft, choices, strict=True)
-    )
-    if matrix is not None:
-        tensors = matrix.given_to(tensors)
-    _refuse_without_imatrix(tensors, wanted)
+    draft = [replace(t, type=_float_type(t, wanted)) for t in draft]
+    tensors = choose_types(draft, wanted, _facts(architecture, hyperparameters), options, matrix)
     n_parameters = sum(t.n_elements for t in tensors)
     general = general_metadata(checkpoint, n_parameters)
     metadata = {
@@ -108,9 +91,34 @@ def build(
         **tokenizer_metadata,
         "general.quantization_version": QUANTIZATION_VERSION,
         "general.file_type": wanted.id,
-        **(matrix.metadata() if matrix is not None else {}),
+        **(matrix.metadata() if matrix else {}),
     }
     return ConvertPlan(architecture.name, wanted, metadata, tensors, dropped)
+
+
+def choose_types(
+    draft: Sequence[TensorPlan],
+    wanted: FileType,
+    facts: ModelFacts,
+    options: ConvertOptions,
+    matrix: ImportanceMatrix | None,
+) -> tuple[TensorPlan, ...]:
+    """Give each tensor its type; `draft` is in file order, with the types that hold where nothing is quantized.
+
+    Raises UsageError for options that contradict each other or the model, NotFoundError for a pattern that fits no
+    tensor, UnusableInputError for an importance matrix of another model.
+    """
+    overrides = _overrides(options, wanted)
+    _refuse_idle_patterns(overrides, draft)
+    choices = assign([(t.name, t.shape, t.type) for t in draft], wanted, facts, overrides, has_imatrix=bool(matrix))
+    tensors = tuple(
+        replace(t, type=choice.type, fallback_from=choice.fallback_from)
+        for t, choice in zip(draft, choices, strict=True)
+    )
+    if matrix is not None:
+        tensors = matrix.given_to(tensors)
+    _refuse_without_imatrix(tensors, wanted)
+    return tensors
 
 
 def file_order(name: str) -> tuple[int, bytes]:
