@@ -28,8 +28,8 @@ from edgeinfer.native.quantize import GGMLQuantizer
 from edgeinfer.options import ConvertOptions
 from edgeinfer.types import Importance
 
-# Four layers, so that the rules for "the first eighth" and the ends see a difference; one row of 320 falls back.
-CONFIG = llama_config(hidden_size=256, intermediate_size=320, num_hidden_layers=8)
+# Eight layers, so that the rules for "the first eighth" and the ends see a difference; rows of attn_output fall back.
+CONFIG = llama_config(hidden_size=256, intermediate_size=256, head_dim=16, num_hidden_layers=8)
 
 
 @pytest.fixture(scope="module")
