@@ -124,6 +124,8 @@ _RAW: dict[str, np.dtype[Any]] = {"F32": np.dtype("<u4"), "F16": np.dtype("<u2")
 _INFINITY = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
 _MAGNITUDE = {"F32": np.uint32(0x7FFFFFFF), "F16": np.uint16(0x7FFF), "BF16": np.uint16(0x7FFF)}
 _MAX_F16 = 65504.0
+_MAX_ON_GRID = 1e6
+"""The quantizers that look up a grid end the process when their sums overflow; F16 scales are long infinite then."""
 
 
 class _Worker:
@@ -153,8 +155,7 @@ class _Worker:
         rows = self._widened(slab, view)
         if slab.tensor.add:
             rows += np.float32(slab.tensor.add)
-        if slab.tensor.type is GGMLType.F16:
-            _check_f16_range(slab, rows)
+        _check_range(slab, rows)
         out = self._out = _at_least(self._out, slab.out_nbytes)
         out = out[: slab.out_nbytes]
         self._quantize(slab, rows, out)
@@ -231,12 +232,15 @@ def _check_finite(slab: Slab, raw: NDArray[Any]) -> None:
     )
 
 
-def _check_f16_range(slab: Slab, rows: NDArray[np.float32]) -> None:
-    largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0)))
-    if largest > _MAX_F16:
-        row = int((np.abs(rows) > _MAX_F16).any(axis=1).argmax())
+def _check_range(slab: Slab, rows: NDArray[np.float32]) -> None:
+    kind = slab.tensor.type
+    limit = _MAX_F16 if kind is GGMLType.F16 else _MAX_ON_GRID if kind.name.startswith("IQ") else np.inf
+    largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0))) if limit < np.inf else 0
+    if largest > limit:
+        row = int((np.abs(rows) > limit).any(axis=1).argmax())
         raise UnusableInputError(
-            f"tensor {slab.tensor.name} has values up to {largest:.3g} near row {slab.row0 + row}, too large for F16",
+            f"tensor {slab.tensor.name} has values up to {largest:.3g} near row {slab.row0 + row}, too large for "
+            f"{kind.name}",
             "use -t BF16",
         )
 

@@ -6,13 +6,14 @@ made by scripts/golden_imatrix.py.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from checkpoints import Tensors, llama_config, random_tensors, write_checkpoint, write_safetensors
-from golden_conversions import summarize
-from golden_imatrix import quantize_with_matrix, random_matrix
+from golden_conversions import CHECKPOINTS, summarize
+from golden_imatrix import GOLDEN, TYPES, prepare, quantize_with_matrix, random_matrix
 from numpy.typing import NDArray
 
 from edgeinfer.api.convert import convert
@@ -22,6 +23,7 @@ from edgeinfer.convert.imatrix import load_imatrix, save_imatrix
 from edgeinfer.convert.plan import ConvertPlan
 from edgeinfer.convert.resolve import PartPlan, TensorPlan
 from edgeinfer.convert.stream import write
+from edgeinfer.errors import UnusableInputError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.gguf_file.header import read_header
 from edgeinfer.native.quantize import GGMLQuantizer
@@ -50,6 +52,28 @@ def test_every_type_is_llama_cpps_to_the_byte(name: str, folder: Path, tmp_path:
     )
     ours, theirs = read_header(tmp_path / "ours.gguf"), read_header(tmp_path / "theirs.gguf")
     assert summarize(ours) == summarize(theirs)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("type_name", TYPES)
+def test_larger_models_are_llama_cpps_to_the_byte(name: str, type_name: str, tmp_path: Path) -> None:
+    checkpoint, _, matrix = prepare(name, tmp_path)
+    convert(checkpoint, tmp_path / "out.gguf", ConvertOptions(type=type_name, imatrix=matrix, verify=False))
+    golden = json.loads(GOLDEN.read_text("utf-8"))["checkpoints"]
+    assert summarize(read_header(tmp_path / "out.gguf")) == golden[name][type_name]
+
+
+@pytest.mark.parametrize("type_name", ["IQ4_NL", "IQ2_XXS"])
+def test_weights_that_would_make_the_library_end_the_process_are_refused(
+    type_name: str, folder: Path, tmp_path: Path
+) -> None:
+    tensors = random_tensors(CONFIG)
+    tensors["model.layers.3.mlp.up_proj.weight"][7, 3] = 1e15
+    write_checkpoint(tmp_path / "model", CONFIG, tensors, dtype="F32")
+    options = ConvertOptions(type=type_name, imatrix=folder / "m.gguf")
+    with pytest.raises(UnusableInputError, match=r"blk\.3\.ffn_up\.weight has values up to 1e\+15 near row 7"):
+        convert(tmp_path / "model", tmp_path / "out.gguf", options)
 
 
 def _experts(tmp_path: Path, tensors: Tensors) -> dict[str, TensorSpec]:
