@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -71,9 +72,8 @@ def prepare(name: str, folder: Path) -> tuple[Path, Path, Path]:
 def main() -> None:
     """Write the golden file."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    golden = {}
+    golden: dict[str, dict[str, Any]] = {name: {} for name in CHECKPOINTS}
     for name in CHECKPOINTS:
-        golden[name] = {}
         with tempfile.TemporaryDirectory() as scratch:
             _, source, matrix = prepare(name, Path(scratch))
             for type_name in TYPES:

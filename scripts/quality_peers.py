@@ -28,6 +28,7 @@ from edgeinfer.api.imatrix import imatrix
 from edgeinfer.convert.file_types import FILE_TYPES
 from edgeinfer.convert.imatrix import load_imatrix
 from edgeinfer.errors import ResourceError
+from edgeinfer.native.devices import default_threads
 from edgeinfer.quality.evaluate import Evaluation, evaluate
 from edgeinfer.types import Importance
 
@@ -106,7 +107,7 @@ def peer_divergence(
 
 
 def _tool(tools: build_peers.Peers, name: str, *arguments: object) -> str:
-    command = [str(tools.tool(name)), *map(str, arguments)]
+    command = [str(tools.tool(name)), *map(str, arguments), "-t", str(default_threads())]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         raise ResourceError(f"{name} failed with code {done.returncode}", done.stderr[-500:])
