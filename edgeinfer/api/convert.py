@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.api.embed import load_encoder
+from edgeinfer.api.files import read_text
+from edgeinfer.api.imatrix import imatrix
 from edgeinfer.api.model import load
 from edgeinfer.api.vocabulary import open_vocabulary
-from edgeinfer.convert.pipeline import Planned, execute, prepare
+from edgeinfer.convert.imatrix import ExpectedMatrix
+from edgeinfer.convert.pipeline import Planned, check_target, execute, prepare
 from edgeinfer.errors import CheckFailedError
 from edgeinfer.native.devices import default_threads, peak_rss_bytes
 from edgeinfer.native.quantize import GGMLQuantizer
@@ -63,6 +68,8 @@ def run_conversion(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Converted:
     """Carry out a planned conversion; `progress` is told the input bytes just done and their total."""
+    if options.calibrate is not None:
+        return _run_calibrated(planned, options, Path(options.calibrate), progress)
     seconds = execute(
         planned,
         options,
@@ -111,6 +118,24 @@ def _open_decoder(path: Path) -> Iterator[_Opened]:
 def _open_encoder(path: Path) -> Iterator[_Opened]:
     with load_encoder(path, _VERIFY_OPTIONS) as model:
         yield _Opened(model.vocabulary, model.embed_tokens)
+
+
+def _run_calibrated(
+    planned: Planned, options: ConvertOptions, text: Path, progress: Callable[[int, int], None]
+) -> Converted:
+    """Convert to a temporary Q8_0 file, compute the importance matrix with that, then convert with the matrix."""
+    started_s = time.perf_counter()
+    check_target(planned, overwrite=options.overwrite)
+    read_text(text)  # what is wrong with it is said before the work starts
+    source = planned.checkpoint.path
+    with tempfile.TemporaryDirectory(prefix=".edgeinfer-", dir=planned.output.parent) as folder:
+        model, matrix = Path(folder, "q8_0.gguf"), Path(folder, ExpectedMatrix(text).name)
+        convert(source, model, ConvertOptions(type="Q8_0", threads=options.threads, verify=False))
+        imatrix(model, text, matrix, threads=options.threads)
+        model.unlink()  # makes room for the output
+        options = replace(options, imatrix=matrix, calibrate=None)
+        converted = run_conversion(plan_conversion(source, planned.output, options), options, progress)
+    return replace(converted, seconds=round(time.perf_counter() - started_s, 3))
 
 
 def convert(source: str | Path, output: str | Path | None = None, options: ConvertOptions = _DEFAULTS) -> Converted:

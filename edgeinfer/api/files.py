@@ -54,3 +54,15 @@ def check_shards(header: Header) -> None:
         raise UnusableInputError(f"{path}: shard {int(match[1])} of {count}", f"give the first shard, {names[0]}")
     for name in names[1:]:
         read_header(path.with_name(name))
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 text file. Raises NotFoundError and UnusableInputError."""
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        raise NotFoundError(f"{path}: no such file", "check the path") from None
+    except UnicodeDecodeError as error:
+        raise UnusableInputError(f"{path}: not UTF-8 text (byte {error.start})", "convert it to UTF-8") from None
+    except OSError as error:
+        raise UnusableInputError(f"{path}: cannot be read ({error.strerror})", "check the path") from None

@@ -40,6 +40,12 @@ def command(
     token_embedding_type: Annotated[
         str | None, typer.Option("--token-embedding-type", metavar="TYPE", help="Type of token_embd.weight.")
     ] = _DEFAULTS.token_embedding_type,
+    imatrix: Annotated[
+        Path | None, typer.Option("--imatrix", metavar="FILE", help="Importance matrix of this model: GGUF or .dat.")
+    ] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option("--calibrate", metavar="TEXT", help="Compute an importance matrix from TEXT first.")
+    ] = None,
     pure: Annotated[bool, typer.Option("--pure", help="Give every tensor TYPE; no mixture.")] = _DEFAULTS.pure,
     no_fallback: Annotated[
         bool, typer.Option("--no-fallback", help="Refuse instead of choosing another type for rows that don't divide.")
@@ -66,6 +72,8 @@ def command(
         pure=pure,
         fallback=not no_fallback,
         pre=pre,
+        imatrix=imatrix,
+        calibrate=calibrate,
         threads=threads,
         overwrite=overwrite,
         verify=not no_verify,
@@ -78,6 +86,12 @@ def command(
         console.note(f"note: left out {note}")
     for note in planned.notes:
         console.note(f"note: {note}")
+    if unweighted := planned.plan.unweighted:
+        console.note(
+            f"note: the importance matrix has nothing for {len(unweighted)} tensors, the first is {unweighted[0].name}"
+        )
+    if calibrate is not None:
+        console.note(f"computing an importance matrix from {calibrate} with a temporary Q8_0 file")
     with _progress_bar() as progress:
         converted = run_conversion(planned, options, progress)
     if as_json:

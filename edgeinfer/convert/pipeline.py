@@ -15,6 +15,7 @@ from pathlib import Path
 from edgeinfer.convert.architectures import lookup
 from edgeinfer.convert.checkpoint import Checkpoint, open_checkpoint
 from edgeinfer.convert.file_types import file_type
+from edgeinfer.convert.imatrix import ExpectedMatrix, ImportanceMatrix, load_imatrix
 from edgeinfer.convert.plan import ConvertPlan, build
 from edgeinfer.convert.stream import write
 from edgeinfer.convert.text_model import text_model
@@ -54,11 +55,17 @@ def prepare(source: Path, output: Path | None, options: ConvertOptions, open_voc
     architecture = lookup(checkpoint.config)
     checkpoint = architecture.adapted(text_model(checkpoint, architecture))
     tokenizer = load_tokenizer(checkpoint, options.pre)
-    plan = build(checkpoint, architecture, tokenizer.metadata, options)
+    plan = build(checkpoint, architecture, tokenizer.metadata, options, _matrix(options))
     settled = settle(plan.metadata, tokenizer, open_vocabulary)
     plan = replace(plan, metadata={**plan.metadata, **settled.metadata})
     name = re.sub(r"[^\w.-]", "-", os.path.basename(os.path.abspath(source))) or "model"
     return Planned(checkpoint, tokenizer, plan, output or Path(f"{name}-{wanted.name}.gguf"), settled.notes)
+
+
+def _matrix(options: ConvertOptions) -> ImportanceMatrix | None:
+    if options.imatrix is not None:
+        return load_imatrix(Path(options.imatrix))
+    return ExpectedMatrix(Path(options.calibrate)) if options.calibrate is not None else None
 
 
 def execute(
@@ -77,7 +84,7 @@ def execute(
     started = time.perf_counter()
     total = sum(part.nbytes for tensor in planned.plan.tensors for part in tensor.parts)
     try:
-        _check_target(planned, overwrite=options.overwrite)
+        check_target(planned, overwrite=options.overwrite)
         with replaced_when_done(planned.output, overwrite=options.overwrite) as partial:
             write(planned.plan, partial, quantizer, threads, lambda nbytes: progress(nbytes, total))
             if options.verify:
@@ -108,7 +115,8 @@ def replaced_when_done(output: Path, *, overwrite: bool) -> Iterator[Path]:
             partial.unlink()
 
 
-def _check_target(planned: Planned, *, overwrite: bool) -> None:
+def check_target(planned: Planned, *, overwrite: bool) -> None:
+    """Raise UsageError when the output may not be written there, ResourceError when it cannot or does not fit."""
     output, nbytes = planned.output, planned.nbytes
     if output.is_dir():
         raise UsageError(f"{output}: is a directory", "name a file with -o")

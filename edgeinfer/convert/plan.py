@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from edgeinfer.convert.architectures.base import Architecture
 from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.file_types import FileType, file_type, tensor_type
+from edgeinfer.convert.imatrix import ImportanceMatrix
 from edgeinfer.convert.metadata import general_metadata, size_label
-from edgeinfer.convert.mixture import ModelFacts, Overrides, assign, may_quantize, requires_imatrix
+from edgeinfer.convert.mixture import ModelFacts, Overrides, assign, category, may_quantize, requires_imatrix
 from edgeinfer.convert.resolve import TensorPlan, resolve
 from edgeinfer.errors import NotFoundError, UsageError
 from edgeinfer.ggml_types import GGMLType
@@ -42,6 +43,14 @@ class ConvertPlan:
         return self.metadata.get(f"{self.architecture}.attention.causal") is False
 
     @property
+    def unweighted(self) -> tuple[TensorPlan, ...]:
+        """The layers' tensors that are quantized without weights although there is an importance matrix."""
+        if "quantize.imatrix.file" not in self.metadata:
+            return ()
+        quantized = (t for t in self.tensors if t.type.is_quantized and t.importance is None)
+        return tuple(t for t in quantized if category(t.name) not in ("token_embd", "output"))
+
+    @property
     def n_parameters(self) -> int:
         """Elements of all tensors."""
         return sum(t.n_elements for t in self.tensors)
@@ -58,32 +67,25 @@ class ConvertPlan:
 
 
 def build(
-    checkpoint: Checkpoint, architecture: Architecture, tokenizer_metadata: dict[str, Any], options: ConvertOptions
+    checkpoint: Checkpoint,
+    architecture: Architecture,
+    tokenizer_metadata: dict[str, Any],
+    options: ConvertOptions,
+    matrix: ImportanceMatrix | None = None,
 ) -> ConvertPlan:
-    """Plan the conversion of a checkpoint.
+    """Plan the conversion of a checkpoint, with an importance matrix if there is (or, to calibrate, will be) one.
 
     Raises UsageError for options that contradict each other, NotFoundError for a pattern that fits no tensor,
     UnusableInputError when tensors are missing, surplus or wrongly shaped (all of them are named) or of a type that
     has no place in a GGUF file.
     """
     wanted = file_type(options.type)
-    overrides = _overrides(options, wanted)
     config = checkpoint.config
     hyperparameters = architecture.metadata(config)
     draft, dropped = resolve(checkpoint, list(architecture.tensors(config)))
     draft.sort(key=lambda t: file_order(t.name))
-    _refuse_idle_patterns(overrides, draft)
-    choices = assign(
-        [(t.name, t.shape, _float_type(t, wanted)) for t in draft],
-        wanted,
-        _facts(architecture, hyperparameters),
-        overrides,
-    )
-    tensors = tuple(
-        replace(t, type=choice.type, fallback_from=choice.fallback_from)
-        for t, choice in zip(draft, choices, strict=True)
-    )
-    _refuse_without_imatrix(tensors, wanted)
+    draft = [replace(t, type=_float_type(t, wanted)) for t in draft]
+    tensors = choose_types(draft, wanted, _facts(architecture, hyperparameters), options, matrix)
     general = general_metadata(checkpoint, sum(t.n_elements for t in tensors), _size_label(tensors))
     metadata = {
         "general.architecture": architecture.name,
@@ -93,8 +95,34 @@ def build(
         **tokenizer_metadata,
         "general.quantization_version": QUANTIZATION_VERSION,
         "general.file_type": wanted.id,
+        **(matrix.metadata() if matrix else {}),
     }
     return ConvertPlan(architecture.name, wanted, metadata, tensors, checkpoint.left_out + dropped)
+
+
+def choose_types(
+    draft: Sequence[TensorPlan],
+    wanted: FileType,
+    facts: ModelFacts,
+    options: ConvertOptions,
+    matrix: ImportanceMatrix | None,
+) -> tuple[TensorPlan, ...]:
+    """Give each tensor its type; `draft` is in file order, with the types that hold where nothing is quantized.
+
+    Raises UsageError for options that contradict each other or the model, NotFoundError for a pattern that fits no
+    tensor, UnusableInputError for an importance matrix of another model.
+    """
+    overrides = _overrides(options, wanted)
+    _refuse_idle_patterns(overrides, draft)
+    choices = assign([(t.name, t.shape, t.type) for t in draft], wanted, facts, overrides, has_imatrix=bool(matrix))
+    tensors = tuple(
+        replace(t, type=choice.type, fallback_from=choice.fallback_from)
+        for t, choice in zip(draft, choices, strict=True)
+    )
+    if matrix is not None:
+        tensors = matrix.given_to(tensors)
+    _refuse_without_imatrix(tensors, wanted)
+    return tensors
 
 
 def file_order(name: str) -> tuple[int, bytes]:
@@ -106,6 +134,8 @@ def file_order(name: str) -> tuple[int, bytes]:
 def _overrides(options: ConvertOptions, wanted: FileType) -> Overrides:
     if options.tensor_type and not wanted.default.is_quantized:
         raise UsageError(f"--tensor-type has no effect with -t {wanted.name}", "choose a quantized type")
+    if (options.imatrix or options.calibrate) and not wanted.default.is_quantized:
+        raise UsageError(f"an importance matrix has no effect with -t {wanted.name}", "choose a quantized type")
     return Overrides(
         by_name=tuple((_pattern(pattern), tensor_type(name)) for pattern, name in options.tensor_type),
         output=tensor_type(options.output_tensor_type) if options.output_tensor_type else None,
@@ -163,10 +193,10 @@ def _float_type(tensor: TensorPlan, wanted: FileType) -> GGMLType:
 
 
 def _refuse_without_imatrix(tensors: Iterable[TensorPlan], wanted: FileType) -> None:
-    needy = [t for t in tensors if requires_imatrix(t.name, t.type, wanted)]
+    needy = [t for t in tensors if t.importance is None and requires_imatrix(t.name, t.type, wanted)]
     if needy:
         raise UsageError(
             f"{wanted.name} needs an importance matrix (for {len(needy)} tensors, the first {needy[0].name} "
             f"as {needy[0].type.name})",
-            "choose a type that does without, such as IQ3_S or Q2_K",
+            "give one that has them with --imatrix, or --calibrate, or choose a type that does without, such as IQ3_S",
         )

@@ -11,6 +11,7 @@ from edgeinfer.convert.checkpoint import Checkpoint, TensorSpec
 from edgeinfer.convert.mxfp4 import BLOCK_LENGTH
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.ggml_types import GGMLType
+from edgeinfer.types import Importance
 
 FLOAT_TYPES = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
 
@@ -59,6 +60,7 @@ class TensorPlan:
     add: float = 0.0
     constant: bytes = b""
     fallback_from: GGMLType | None = None
+    importance: Importance | None = None
 
     @property
     def n_elements(self) -> int:

@@ -39,6 +39,8 @@ class Slab:
     part: PartPlan
     row0: int
     n_rows: int
+    out_row0: int
+    """The first row of the result, counted through the whole tensor."""
     out_offset: int
     """Bytes from the start of the file."""
     out_nbytes: int
@@ -73,7 +75,8 @@ def write(plan: ConvertPlan, path: Path, quantizer: Quantizer, threads: int, pro
 
 def _slabs(plan: ConvertPlan, data_offset: int) -> Iterator[Slab]:
     for tensor, offset in zip(plan.tensors, tensor_offsets(plan.tensors), strict=True):
-        out_offset = data_offset + offset
+        out_offset = start = data_offset + offset
+        out_row_nbytes = tensor.type.row_nbytes(tensor.shape[0])
         for part in tensor.parts:
             transform = part.transform
             group = transform.rows_per_group if transform else 1
@@ -83,7 +86,8 @@ def _slabs(plan: ConvertPlan, data_offset: int) -> Iterator[Slab]:
                 n_rows = min(rows_per_slab, end - row0)
                 n_elements = (transform.n_kept(n_rows) if transform else n_rows) * part.row_length
                 out_nbytes = n_elements // tensor.type.block_length * tensor.type.block_nbytes
-                yield Slab(tensor, part, row0, n_rows, out_offset, out_nbytes)
+                out_row0 = (out_offset - start) // out_row_nbytes
+                yield Slab(tensor, part, row0, n_rows, out_row0, out_offset, out_nbytes)
                 out_offset += out_nbytes
 
 
@@ -123,6 +127,8 @@ _RAW: dict[str, np.dtype[Any]] = {
 _INFINITY = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
 _MAGNITUDE = {"F32": np.uint32(0x7FFFFFFF), "F16": np.uint16(0x7FFF), "BF16": np.uint16(0x7FFF)}
 _MAX_F16 = 65504.0
+_MAX_ON_GRID = 1e6
+"""The quantizers that look up a grid end the process when their sums overflow; F16 scales are long infinite then."""
 
 
 class _Worker:
@@ -150,12 +156,27 @@ class _Worker:
             return
         if slab.tensor.add:
             rows += np.float32(slab.tensor.add)
-        if slab.tensor.type is GGMLType.F16:
-            _check_f16_range(slab, rows)
+        _check_range(slab, rows)
         out = self._out = _at_least(self._out, slab.out_nbytes)
         out = out[: slab.out_nbytes]
-        self._quantizer.quantize(slab.tensor.type, rows, out)
+        self._quantize(slab, rows, out)
         _write_at(self._output, out, slab.out_offset)
+
+    def _quantize(self, slab: Slab, rows: NDArray[np.float32], out: NDArray[np.uint8]) -> None:
+        tensor, importance = slab.tensor, slab.tensor.importance
+        if importance is None:
+            self._quantizer.quantize(tensor.type, rows, out)
+            return
+        # Each matrix of a stack has its own weights, so no call goes beyond one.
+        row_length, rows_per_matrix = tensor.shape[:2]
+        row_nbytes = tensor.type.row_nbytes(row_length)
+        done = 0
+        while done < len(rows):
+            matrix, row = divmod(slab.out_row0 + done, rows_per_matrix)
+            end = min(len(rows), done + rows_per_matrix - row)
+            weights = importance.weights(matrix, row_length)
+            self._quantizer.quantize(tensor.type, rows[done:end], out[done * row_nbytes : end * row_nbytes], weights)
+            done = end
 
     def _numbers(self, slab: Slab, is_kept: bool) -> NDArray[Any]:
         """The part's rows in their new order, as they are or as F32."""
@@ -248,12 +269,15 @@ def _check_scales(slab: Slab, scales: NDArray[np.uint8]) -> None:
         )
 
 
-def _check_f16_range(slab: Slab, rows: NDArray[np.float32]) -> None:
-    largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0)))
-    if largest > _MAX_F16:
-        row = int((np.abs(rows) > _MAX_F16).any(axis=1).argmax())
+def _check_range(slab: Slab, rows: NDArray[np.float32]) -> None:
+    kind = slab.tensor.type
+    limit = _MAX_F16 if kind is GGMLType.F16 else _MAX_ON_GRID if kind.name.startswith("IQ") else np.inf
+    largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0))) if limit < np.inf else 0
+    if largest > limit:
+        row = int((np.abs(rows) > limit).any(axis=1).argmax())
         raise UnusableInputError(
-            f"tensor {slab.tensor.name} has values up to {largest:.3g} near row {slab.row0 + row}, too large for F16",
+            f"tensor {slab.tensor.name} has values up to {largest:.3g} near row {slab.row0 + row}, too large for "
+            f"{kind.name}",
             "use -t BF16",
         )
 
