@@ -107,14 +107,20 @@ class ConvertOptions:
     """Every tensor gets the file's type; no mixture."""
     fallback: bool = True
     """Give a tensor whose rows do not divide into blocks another type, rather than refuse."""
+    allow_requantize: bool = False
+    """Quantize tensors of a GGUF source that are quantized already."""
+    split_max_size: int | None = None
+    """Bytes of tensors that a file of the output may hold; None makes one file."""
     threads: int | None = None
     overwrite: bool = False
     verify: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse with a UsageError a number of threads that cannot be."""
+        """Refuse with a UsageError numbers that cannot be."""
         if self.threads is not None:
             _need(self, "threads", 1, MAX_THREADS)
+        if self.split_max_size is not None:
+            _need(self, "split_max_size", 1, 2**63 - 1)
 
 
 def _need(options: Any, name: str, least: float, most: float) -> None:

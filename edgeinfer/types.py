@@ -253,6 +253,10 @@ class Quantizer(Protocol):
         """Quantize `rows` (C-contiguous, shape `(n, row length)`) into `out` (exactly the bytes needed)."""
         ...
 
+    def dequantize(self, ggml_type: int, data: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
+        """Widen whole blocks of `data` to F32 (`out` has exactly the elements that they hold)."""
+        ...
+
     def is_valid(self, ggml_type: int, data: NDArray[np.uint8]) -> bool:
         """Whether whole blocks of `data` hold nothing that is NaN or infinite."""
         ...

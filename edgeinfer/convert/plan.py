@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +37,16 @@ class ConvertPlan:
         return tuple(t for t in self.tensors if t.fallback_from is not None)
 
     @property
+    def bits_per_weight_without_fallbacks(self) -> float:
+        """What `bits_per_weight` would be if the rows had divided."""
+        wanted_nbytes = sum(
+            t.n_elements / kind.block_length * kind.block_nbytes
+            for t in self.tensors
+            for kind in (t.fallback_from or t.type,)
+        )
+        return 8 * wanted_nbytes / self.n_parameters
+
+    @property
     def n_parameters(self) -> int:
         """Elements of all tensors."""
         return sum(t.n_elements for t in self.tensors)
@@ -62,23 +72,12 @@ def build(
     has no place in a GGUF file.
     """
     wanted = file_type(options.type)
-    overrides = _overrides(options, wanted)
     config = checkpoint.config
     hyperparameters = architecture.metadata(config)
     draft, dropped = resolve(checkpoint, list(architecture.tensors(config)))
     draft.sort(key=lambda t: file_order(t.name))
-    _refuse_idle_patterns(overrides, draft)
-    choices = assign(
-        [(t.name, t.shape, _float_type(t, wanted)) for t in draft],
-        wanted,
-        _facts(architecture, hyperparameters),
-        overrides,
-    )
-    tensors = tuple(
-        replace(t, type=choice.type, fallback_from=choice.fallback_from)
-        for t, choice in zip(draft, choices, strict=True)
-    )
-    _refuse_without_imatrix(tensors, wanted)
+    draft = [replace(t, type=_float_type(t, wanted)) for t in draft]
+    tensors = choose_types(draft, wanted, _facts(architecture, hyperparameters), options)
     n_parameters = sum(t.n_elements for t in tensors)
     general = general_metadata(checkpoint, n_parameters)
     metadata = {
@@ -91,6 +90,25 @@ def build(
         "general.file_type": wanted.id,
     }
     return ConvertPlan(architecture.name, wanted, metadata, tensors, dropped)
+
+
+def choose_types(
+    draft: Sequence[TensorPlan], wanted: FileType, facts: ModelFacts, options: ConvertOptions
+) -> tuple[TensorPlan, ...]:
+    """Give each tensor its type; `draft` is in file order, with the types that hold where nothing is quantized.
+
+    Raises UsageError for options that contradict each other or the model, NotFoundError for a pattern that fits no
+    tensor.
+    """
+    overrides = _overrides(options, wanted)
+    _refuse_idle_patterns(overrides, draft)
+    choices = assign([(t.name, t.shape, t.type) for t in draft], wanted, facts, overrides)
+    tensors = tuple(
+        replace(t, type=choice.type, fallback_from=choice.fallback_from)
+        for t, choice in zip(draft, choices, strict=True)
+    )
+    _refuse_without_imatrix(tensors, wanted)
+    return tensors
 
 
 def file_order(name: str) -> tuple[int, bytes]:

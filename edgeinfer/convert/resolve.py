@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgeinfer.convert.architectures.base import ConstantRule, Part, RowTransform, TensorRule
-from edgeinfer.convert.checkpoint import DTYPE_NBYTES, Checkpoint, TensorSpec
+from edgeinfer.convert.checkpoint import Checkpoint, TensorSpec
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.ggml_types import GGMLType
 
@@ -31,7 +31,7 @@ class PartPlan:
     @property
     def nbytes(self) -> int:
         """Bytes of input."""
-        return self.n_rows * self.row_length * DTYPE_NBYTES[self.spec.dtype]
+        return self.n_rows * self.spec.row_nbytes(self.row_length)
 
 
 @dataclass(frozen=True, slots=True)

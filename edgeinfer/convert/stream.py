@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.convert.checkpoint import DTYPE_NBYTES
+from edgeinfer.convert.checkpoint import TensorSpec
 from edgeinfer.convert.plan import ConvertPlan
-from edgeinfer.convert.resolve import FLOAT_TYPES, PartPlan, TensorPlan
+from edgeinfer.convert.resolve import PartPlan, TensorPlan
 from edgeinfer.convert.writer import data_nbytes, encode_header, tensor_offsets
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.ggml_types import GGMLType
@@ -45,7 +45,7 @@ class Slab:
     @property
     def nbytes(self) -> int:
         """Bytes of input."""
-        return self.n_rows * self.part.row_length * DTYPE_NBYTES[self.part.spec.dtype]
+        return self.n_rows * self.part.spec.row_nbytes(self.part.row_length)
 
 
 def write(plan: ConvertPlan, path: Path, quantizer: Quantizer, threads: int, progress: Callable[[int], None]) -> None:
@@ -141,9 +141,9 @@ class _Worker:
 
     def do(self, slab: Slab) -> None:
         raw = self._read(slab)
-        _check_finite(slab, raw)
+        self._check(slab, raw)
         view = slab.part.transform.view(raw) if slab.part.transform else raw
-        if slab.tensor.type == FLOAT_TYPES[slab.part.spec.dtype] and not slab.tensor.add:
+        if slab.tensor.type.name == slab.part.spec.dtype and not slab.tensor.add:
             _write_at(self._output, np.ascontiguousarray(view), slab.out_offset)
             return
         rows = self._widened(slab, view)
@@ -157,7 +157,7 @@ class _Worker:
         _write_at(self._output, out, slab.out_offset)
 
     def _read(self, slab: Slab) -> NDArray[Any]:
-        """The slab's bits, shape `(rows, row length)`, as unsigned integers."""
+        """The slab's bits, as unsigned integers of shape `(rows, row length)`; blocks as bytes of `(rows, row bytes)`."""
         spec, nbytes = slab.part.spec, slab.nbytes
         self._raw = _at_least(self._raw, nbytes)
         try:
@@ -168,26 +168,36 @@ class _Worker:
             raise UnusableInputError(
                 f"{spec.path}: tensor {spec.name} cannot be read ({reason})", "was it changed meanwhile?"
             ) from None
-        raw: NDArray[Any] = self._raw[:nbytes].view(_RAW[spec.dtype])
-        return raw.reshape(slab.n_rows, slab.part.row_length)
+        raw: NDArray[Any] = self._raw[:nbytes].view(_RAW.get(spec.dtype, np.uint8))
+        return raw.reshape(slab.n_rows, -1)
 
     def _open(self, path: Path) -> None:
         if path != self._path:
             self.close()
             self._input, self._path = os.open(path, os.O_RDONLY), path
 
+    def _check(self, slab: Slab, raw: NDArray[Any]) -> None:
+        spec = slab.part.spec
+        if spec.dtype in _INFINITY:
+            _check_finite(slab, raw)
+        elif not self._quantizer.is_valid(GGMLType[spec.dtype], raw):
+            raise _broken(spec, f"values that are not finite near row {slab.row0}")
+
     def _widened(self, slab: Slab, view: NDArray[Any]) -> NDArray[np.float32]:
         """The elements of `view` in its order as F32, shape `(rows, row length of the output)`."""
-        self._wide = _at_least(self._wide, view.size)
-        wide = self._wide[: view.size]
-        target = wide.reshape(view.shape)
-        match slab.part.spec.dtype:
+        dtype = slab.part.spec.dtype
+        size = view.size if dtype in _INFINITY else slab.n_rows * slab.part.row_length
+        self._wide = _at_least(self._wide, size)
+        wide = self._wide[:size]
+        match dtype:
             case "BF16":
-                np.left_shift(view, 16, out=target.view(np.uint32), dtype=np.uint32)
+                np.left_shift(view, 16, out=wide.reshape(view.shape).view(np.uint32), dtype=np.uint32)
             case "F16":
-                np.copyto(target, view.view(np.float16))
+                np.copyto(wide.reshape(view.shape), view.view(np.float16))
+            case "F32":
+                np.copyto(wide.reshape(view.shape), view.view(np.float32))
             case _:
-                np.copyto(target, view.view(np.float32))
+                self._quantizer.dequantize(GGMLType[dtype], view, wide)
         shape = slab.tensor.shape
         return wide.reshape(-1, shape[0] if len(shape) > 1 else 1)
 
@@ -205,8 +215,12 @@ def _check_finite(slab: Slab, raw: NDArray[Any]) -> None:
         return
     row = int((magnitude >= infinity).any(axis=1).argmax())
     kind = "NaN" if int(magnitude[row].max()) > infinity else "an infinite value"
-    raise UnusableInputError(
-        f"{spec.path}: tensor {spec.name} has {kind} in row {slab.row0 + row}",
+    raise _broken(spec, f"{kind} in row {slab.row0 + row}")
+
+
+def _broken(spec: TensorSpec, what: str) -> UnusableInputError:
+    return UnusableInputError(
+        f"{spec.path}: tensor {spec.name} has {what}",
         "the weights are broken: get them again, or the checkpoint of another training step",
     )
 
