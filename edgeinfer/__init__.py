@@ -6,6 +6,8 @@ __version__ = "0.1.0"
 
 _API = {
     "convert": "edgeinfer.api.convert",
+    "evaluate": "edgeinfer.quality.evaluate",
+    "imatrix": "edgeinfer.api.imatrix",
     "inspect": "edgeinfer.api.inspect",
     "load": "edgeinfer.api.model",
     "Model": "edgeinfer.api.model",

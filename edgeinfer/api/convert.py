@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edgeinfer.api.files import read_text
+from edgeinfer.api.imatrix import imatrix
 from edgeinfer.api.model import load
-from edgeinfer.convert.pipeline import Planned, execute, prepare
+from edgeinfer.convert.imatrix import matrix_name
+from edgeinfer.convert.pipeline import Planned, check_target, execute, prepare
 from edgeinfer.native.devices import default_threads, peak_rss_bytes
 from edgeinfer.native.quantize import GGMLQuantizer
 from edgeinfer.options import ConvertOptions, RuntimeOptions
@@ -23,6 +28,8 @@ class Fallback:
     tensor: str
     wanted: str
     got: str
+    extra_bytes: int
+    """What that costs; negative where the other type is smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,8 @@ def run_conversion(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Converted:
     """Carry out a planned conversion; `progress` is told the input bytes just done and their total."""
+    if options.calibrate is not None:
+        return _run_calibrated(planned, options, Path(options.calibrate), progress)
     seconds = execute(
         planned,
         options,
@@ -68,15 +77,39 @@ def run_conversion(
         output=str(planned.output),
         architecture=plan.architecture,
         type=plan.file_type.name,
-        bytes=planned.output.stat().st_size,
+        bytes=sum(path.stat().st_size for path in plan.paths(planned.output)),
         bits_per_weight=round(plan.bits_per_weight, 4),
         tensors=len(plan.tensors),
         parameters=plan.n_parameters,
-        fallbacks=[Fallback(t.name, t.fallback_from.name, t.type.name) for t in plan.tensors if t.fallback_from],
+        fallbacks=[
+            Fallback(t.name, t.fallback_from.name, t.type.name, round(t.fallback_extra_nbytes))
+            for t in plan.fallbacks
+            if t.fallback_from
+        ],
         seconds=round(seconds, 3),
         peak_rss_bytes=peak_rss_bytes(),
         verified=options.verify,
     )
+
+
+def _run_calibrated(
+    planned: Planned, options: ConvertOptions, text: Path, progress: Callable[[int, int], None]
+) -> Converted:
+    """Convert to a temporary Q8_0 file, compute the importance matrix with that, then convert with the matrix."""
+    started_s = time.perf_counter()
+    check_target(planned, overwrite=options.overwrite)
+    read_text(text)  # what is wrong with it is said before the work starts
+    with tempfile.TemporaryDirectory(prefix=".edgeinfer-", dir=planned.output.parent) as folder:
+        model, matrix = Path(folder, "q8_0.gguf"), Path(folder, matrix_name(text))
+        plain = ConvertOptions(
+            type="Q8_0", allow_requantize=options.allow_requantize, threads=options.threads, verify=False
+        )
+        convert(planned.source, model, plain)
+        imatrix(model, text, matrix, threads=options.threads)
+        model.unlink()  # makes room for the output
+        options = replace(options, imatrix=matrix, calibrate=None)
+        converted = run_conversion(plan_conversion(planned.source, planned.output, options), options, progress)
+    return replace(converted, seconds=round(time.perf_counter() - started_s, 3))
 
 
 def convert(source: str | Path, output: str | Path | None = None, options: ConvertOptions = _DEFAULTS) -> Converted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgeinfer.errors import NotFoundError
+from edgeinfer.errors import NotFoundError, UnusableInputError
 from edgeinfer.gguf_file.header import Header, read_header
 from edgeinfer.gguf_file.limits import check_limits
 from edgeinfer.gguf_file.shards import read_shards, shard_parts
@@ -34,3 +34,15 @@ def checked_header(path: Path) -> Header:
     check_limits(header)
     read_shards(header)
     return header
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 text file. Raises NotFoundError and UnusableInputError."""
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        raise NotFoundError(f"{path}: no such file", "check the path") from None
+    except UnicodeDecodeError as error:
+        raise UnusableInputError(f"{path}: not UTF-8 text (byte {error.start})", "convert it to UTF-8") from None
+    except OSError as error:
+        raise UnusableInputError(f"{path}: cannot be read ({error.strerror})", "check the path") from None

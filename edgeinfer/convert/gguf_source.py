@@ -15,8 +15,9 @@ import numpy as np
 
 from edgeinfer.convert.checkpoint import TensorSpec
 from edgeinfer.convert.file_types import TENSOR_TYPES, FileType, file_type
+from edgeinfer.convert.imatrix import ImportanceMatrix
 from edgeinfer.convert.mixture import ModelFacts
-from edgeinfer.convert.plan import QUANTIZATION_VERSION, ConvertPlan, choose_types, file_order
+from edgeinfer.convert.plan import QUANTIZATION_VERSION, ConvertPlan, choose_types, expected_matrix, file_order
 from edgeinfer.convert.resolve import PartPlan, TensorPlan
 from edgeinfer.convert.writer import ALIGNMENT
 from edgeinfer.errors import UnusableInputError, UsageError
@@ -28,8 +29,7 @@ from edgeinfer.options import ConvertOptions
 
 READABLE = frozenset({*TENSOR_TYPES, GGMLType.NVFP4, GGMLType.Q1_0, GGMLType.Q2_0})
 """The types that can be widened to F32."""
-# What the output states of itself; the alignment is ours, whatever the source's was.
-_REPLACED = ("split.no", "split.count", "split.tensors.count", "general.quantization_version", "general.file_type")
+_OF_A_SPLIT = ("split.no", "split.count", "split.tensors.count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ def open_gguf(path: Path) -> GGUFSource:
     return source
 
 
-def build_from_gguf(source: GGUFSource, options: ConvertOptions) -> ConvertPlan:
-    """Plan the conversion of a GGUF model.
+def build_from_gguf(source: GGUFSource, options: ConvertOptions, given: ImportanceMatrix | None) -> ConvertPlan:
+    """Plan the conversion of a GGUF model, with an importance matrix if one is given or to be computed.
 
     Raises UsageError for contradictory options and for a quantized tensor that would get another type without
     `allow_requantize`, NotFoundError for a pattern that fits no tensor, UnusableInputError for a tensor of a type that
@@ -75,11 +75,13 @@ def build_from_gguf(source: GGUFSource, options: ConvertOptions) -> ConvertPlan:
     wanted = file_type(options.type)
     draft = [_tensor(info, header.path) for header in source.headers for info in header.tensors]
     draft.sort(key=lambda t: file_order(t.name))
-    tensors = choose_types(draft, wanted, _facts(source.first), options)
+    matrix = expected_matrix(draft, options, given)
+    tensors = choose_types(draft, wanted, _facts(source.first), options, matrix)
     for before, after in zip(draft, tensors, strict=True):
         if before.type is not after.type:
             _check_change(source.path, before, after, options)
-    return ConvertPlan(source.first.architecture, wanted, _metadata(source.first, wanted), tensors)
+    metadata = _metadata(source.first, wanted, matrix)
+    return ConvertPlan(source.first.architecture, wanted, metadata, tensors, split_max_nbytes=options.split_max_size)
 
 
 def _tensor(info: TensorInfo, path: Path) -> TensorPlan:
@@ -133,9 +135,14 @@ def _of_layer_0(header: Header, name: str, default: int) -> int:
     return value if type(value) is int and value >= 0 else default
 
 
-def _metadata(header: Header, wanted: FileType) -> dict[str, Any]:
+def _metadata(header: Header, wanted: FileType, matrix: ImportanceMatrix | None) -> dict[str, Any]:
     """Every value of the source to the byte, then what is new."""
-    kept = {key: header.metadata.encoded(key) for key in header.metadata if key not in _REPLACED}
+    new = {
+        "general.quantization_version": QUANTIZATION_VERSION,
+        "general.file_type": wanted.id,
+        **(matrix.metadata() if matrix is not None else {}),
+    }
+    kept = {key: header.metadata.encoded(key) for key in header.metadata if key not in (*new, *_OF_A_SPLIT)}
     if header.alignment != ALIGNMENT:
-        kept.pop("general.alignment")
-    return {**kept, "general.quantization_version": QUANTIZATION_VERSION, "general.file_type": wanted.id}
+        kept.pop("general.alignment")  # tensors are aligned as everywhere else, whatever the source's were
+    return {**kept, **new}

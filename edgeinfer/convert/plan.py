@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from edgeinfer.convert.architectures.base import Architecture
 from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.file_types import FileType, file_type, tensor_type
+from edgeinfer.convert.imatrix import ImportanceMatrix
 from edgeinfer.convert.metadata import general_metadata
-from edgeinfer.convert.mixture import ModelFacts, Overrides, assign, may_quantize, requires_imatrix
+from edgeinfer.convert.mixture import ModelFacts, Overrides, assign, category, may_quantize, requires_imatrix
 from edgeinfer.convert.resolve import FLOAT_TYPES, TensorPlan, resolve
+from edgeinfer.convert.split import OutputFile, share_out
 from edgeinfer.errors import NotFoundError, UsageError
 from edgeinfer.ggml_types import GGMLType
+from edgeinfer.gguf_file.shards import shard_name, shard_parts
 from edgeinfer.options import ConvertOptions
 
 QUANTIZATION_VERSION = 2
@@ -30,6 +34,21 @@ class ConvertPlan:
     tensors: tuple[TensorPlan, ...]
     dropped: tuple[str, ...] = ()
     """Tensors of the checkpoint that the output does without, with the reason."""
+    split_max_nbytes: int | None = None
+    """Bytes of tensors that a file may hold; None makes one file."""
+
+    @property
+    def files(self) -> tuple[OutputFile, ...]:
+        """The file, or the shards."""
+        return share_out(self.metadata, self.tensors, self.split_max_nbytes)
+
+    def paths(self, first: Path) -> tuple[Path, ...]:
+        """Where all files lie when the first one is `first`."""
+        shard = shard_parts(first.name) if self.split_max_nbytes is not None else None
+        if shard is None:
+            return (first,)
+        prefix, _, count = shard
+        return tuple(first.with_name(shard_name(prefix, number, count)) for number in range(1, count + 1))
 
     @property
     def fallbacks(self) -> tuple[TensorPlan, ...]:
@@ -39,12 +58,15 @@ class ConvertPlan:
     @property
     def bits_per_weight_without_fallbacks(self) -> float:
         """What `bits_per_weight` would be if the rows had divided."""
-        wanted_nbytes = sum(
-            t.n_elements / kind.block_length * kind.block_nbytes
-            for t in self.tensors
-            for kind in (t.fallback_from or t.type,)
-        )
-        return 8 * wanted_nbytes / self.n_parameters
+        return 8 * (self.tensor_nbytes - sum(t.fallback_extra_nbytes for t in self.tensors)) / self.n_parameters
+
+    @property
+    def unweighted(self) -> tuple[TensorPlan, ...]:
+        """The layers' tensors that are quantized without weights although there is an importance matrix."""
+        if "quantize.imatrix.file" not in self.metadata:
+            return ()
+        quantized = (t for t in self.tensors if t.type.is_quantized and t.importance is None)
+        return tuple(t for t in quantized if category(t.name) not in ("token_embd", "output"))
 
     @property
     def n_parameters(self) -> int:
@@ -63,9 +85,13 @@ class ConvertPlan:
 
 
 def build(
-    checkpoint: Checkpoint, architecture: Architecture, tokenizer_metadata: dict[str, Any], options: ConvertOptions
+    checkpoint: Checkpoint,
+    architecture: Architecture,
+    tokenizer_metadata: dict[str, Any],
+    options: ConvertOptions,
+    matrix: ImportanceMatrix | None = None,
 ) -> ConvertPlan:
-    """Plan the conversion of a checkpoint.
+    """Plan the conversion of a checkpoint, with an importance matrix if there is (or, to calibrate, will be) one.
 
     Raises UsageError for options that contradict each other, NotFoundError for a pattern that fits no tensor,
     UnusableInputError when tensors are missing, surplus or wrongly shaped (all of them are named) or of a type that
@@ -77,7 +103,8 @@ def build(
     draft, dropped = resolve(checkpoint, list(architecture.tensors(config)))
     draft.sort(key=lambda t: file_order(t.name))
     draft = [replace(t, type=_float_type(t, wanted)) for t in draft]
-    tensors = choose_types(draft, wanted, _facts(architecture, hyperparameters), options)
+    matrix = expected_matrix(draft, options, matrix)
+    tensors = choose_types(draft, wanted, _facts(architecture, hyperparameters), options, matrix)
     n_parameters = sum(t.n_elements for t in tensors)
     general = general_metadata(checkpoint, n_parameters)
     metadata = {
@@ -88,12 +115,24 @@ def build(
         **tokenizer_metadata,
         "general.quantization_version": QUANTIZATION_VERSION,
         "general.file_type": wanted.id,
+        **(matrix.metadata() if matrix is not None else {}),
     }
-    return ConvertPlan(architecture.name, wanted, metadata, tensors, dropped)
+    return ConvertPlan(architecture.name, wanted, metadata, tensors, dropped, options.split_max_size)
+
+
+def expected_matrix(
+    draft: Sequence[TensorPlan], options: ConvertOptions, given: ImportanceMatrix | None
+) -> ImportanceMatrix | None:
+    """The importance matrix to plan with: the one that was given, or the one that is going to be computed."""
+    return ImportanceMatrix.assumed(draft, Path(options.calibrate)) if options.calibrate else given
 
 
 def choose_types(
-    draft: Sequence[TensorPlan], wanted: FileType, facts: ModelFacts, options: ConvertOptions
+    draft: Sequence[TensorPlan],
+    wanted: FileType,
+    facts: ModelFacts,
+    options: ConvertOptions,
+    matrix: ImportanceMatrix | None,
 ) -> tuple[TensorPlan, ...]:
     """Give each tensor its type; `draft` is in file order, with the types that hold where nothing is quantized.
 
@@ -102,11 +141,15 @@ def choose_types(
     """
     overrides = _overrides(options, wanted)
     _refuse_idle_patterns(overrides, draft)
-    choices = assign([(t.name, t.shape, t.type) for t in draft], wanted, facts, overrides)
+    choices = assign(
+        [(t.name, t.shape, t.type) for t in draft], wanted, facts, overrides, has_imatrix=matrix is not None
+    )
     tensors = tuple(
         replace(t, type=choice.type, fallback_from=choice.fallback_from)
         for t, choice in zip(draft, choices, strict=True)
     )
+    if matrix is not None:
+        tensors = matrix.given_to(tensors)
     _refuse_without_imatrix(tensors, wanted)
     return tensors
 
@@ -120,6 +163,8 @@ def file_order(name: str) -> tuple[int, bytes]:
 def _overrides(options: ConvertOptions, wanted: FileType) -> Overrides:
     if options.tensor_type and not wanted.default.is_quantized:
         raise UsageError(f"--tensor-type has no effect with -t {wanted.name}", "choose a quantized type")
+    if (options.imatrix or options.calibrate) and not wanted.default.is_quantized:
+        raise UsageError(f"an importance matrix has no effect with -t {wanted.name}", "choose a quantized type")
     return Overrides(
         by_name=tuple((_pattern(pattern), tensor_type(name)) for pattern, name in options.tensor_type),
         output=tensor_type(options.output_tensor_type) if options.output_tensor_type else None,
@@ -168,10 +213,10 @@ def _float_type(tensor: TensorPlan, wanted: FileType) -> GGMLType:
 
 
 def _refuse_without_imatrix(tensors: Iterable[TensorPlan], wanted: FileType) -> None:
-    needy = [t for t in tensors if requires_imatrix(t.name, t.type, wanted)]
+    needy = [t for t in tensors if t.importance is None and requires_imatrix(t.name, t.type, wanted)]
     if needy:
         raise UsageError(
             f"{wanted.name} needs an importance matrix (for {len(needy)} tensors, the first {needy[0].name} "
             f"as {needy[0].type.name})",
-            "choose a type that does without, such as IQ3_S or Q2_K",
+            "give one that has them with --imatrix, or --calibrate, or choose a type that does without, such as IQ3_S",
         )

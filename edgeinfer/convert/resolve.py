@@ -10,6 +10,7 @@ from edgeinfer.convert.architectures.base import ConstantRule, Part, RowTransfor
 from edgeinfer.convert.checkpoint import Checkpoint, TensorSpec
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.ggml_types import GGMLType
+from edgeinfer.types import Importance
 
 FLOAT_TYPES = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
 
@@ -49,6 +50,7 @@ class TensorPlan:
     add: float = 0.0
     constant: bytes = b""
     fallback_from: GGMLType | None = None
+    importance: Importance | None = None
 
     @property
     def n_elements(self) -> int:
@@ -62,6 +64,12 @@ class TensorPlan:
     def nbytes(self) -> int:
         """Bytes in the output."""
         return self.type.row_nbytes(self.shape[0]) * (self.n_elements // self.shape[0])
+
+    @property
+    def fallback_extra_nbytes(self) -> float:
+        """What the fallback costs in the output; negative where the other type is smaller."""
+        wanted = self.fallback_from or self.type
+        return self.nbytes - self.n_elements / wanted.block_length * wanted.block_nbytes
 
 
 # Buffers that old checkpoints saved along with the weights.

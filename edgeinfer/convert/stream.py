@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from edgeinfer.convert.checkpoint import TensorSpec
 from edgeinfer.convert.plan import ConvertPlan
 from edgeinfer.convert.resolve import PartPlan, TensorPlan
-from edgeinfer.convert.writer import data_nbytes, encode_header, tensor_offsets
+from edgeinfer.convert.split import OutputFile
+from edgeinfer.convert.writer import data_nbytes, tensor_offsets
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.types import Quantizer
@@ -38,6 +39,10 @@ class Slab:
     part: PartPlan
     row0: int
     n_rows: int
+    out_row0: int
+    """The first row of the result, counted through the whole tensor."""
+    output: int
+    """The descriptor of the file that the result goes to."""
     out_offset: int
     """Bytes from the start of the file."""
     out_nbytes: int
@@ -51,39 +56,50 @@ class Slab:
 def write(plan: ConvertPlan, path: Path, quantizer: Quantizer, threads: int, progress: Callable[[int], None]) -> None:
     """Write the planned file to `path`, which must not be there yet; `progress` is told the input bytes done.
 
-    Raises UnusableInputError naming tensor and row when a weight is NaN or infinite (or too large for F16), or when
-    a source can no longer be read; OSError when the output cannot be written.
+    The other shards of a split output are written beside it. Raises UnusableInputError naming tensor and row when a
+    weight is NaN or infinite (or too large for F16), or when a source can no longer be read; OSError when the output
+    cannot be written.
     """
     quantizer.prepare(t.type for t in plan.tensors)
-    header = encode_header(plan.metadata, plan.tensors)
-    jobs = list(_slabs(plan, len(header)))
-    output = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    outputs: list[int] = []
+    jobs: list[Slab] = []
     try:
-        _write_at(output, header, 0)
-        # The padding between tensors, and after the last, is never written: it reads as zeros.
-        os.ftruncate(output, len(header) + data_nbytes(plan.tensors))
-        for tensor, offset in zip(plan.tensors, tensor_offsets(plan.tensors), strict=True):
-            _write_at(output, tensor.constant, len(header) + offset)
-        _run(iter(jobs), lambda: _Worker(output, quantizer), min(threads, len(jobs)), progress)
-        os.fsync(output)
+        for file, file_path in zip(plan.files, plan.paths(path), strict=True):
+            outputs.append(os.open(file_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
+            jobs += _begin(file, outputs[-1])
+        _run(iter(jobs), lambda: _Worker(quantizer), min(threads, len(jobs)), progress)
+        for output in outputs:
+            os.fsync(output)
     finally:
-        os.close(output)
+        for output in outputs:
+            os.close(output)
 
 
-def _slabs(plan: ConvertPlan, data_offset: int) -> Iterator[Slab]:
-    for tensor, offset in zip(plan.tensors, tensor_offsets(plan.tensors), strict=True):
-        out_offset = data_offset + offset
-        for part in tensor.parts:
-            transform = part.transform
-            group = transform.rows_per_group if transform else 1
-            rows_per_slab = max(SLAB_ELEMENTS // part.row_length // group, 1) * group
-            end = part.first_row + part.n_rows
-            for row0 in range(part.first_row, end, rows_per_slab):
-                n_rows = min(rows_per_slab, end - row0)
-                n_elements = (transform.n_kept(n_rows) if transform else n_rows) * part.row_length
-                out_nbytes = n_elements // tensor.type.block_length * tensor.type.block_nbytes
-                yield Slab(tensor, part, row0, n_rows, out_offset, out_nbytes)
-                out_offset += out_nbytes
+def _begin(file: OutputFile, output: int) -> Iterator[Slab]:
+    """Write all of a file but the tensors that are made of the source's, and say what is to be done for those."""
+    header = file.header
+    _write_at(output, header, 0)
+    # The padding between tensors, and after the last, is never written: it reads as zeros.
+    os.ftruncate(output, len(header) + data_nbytes(file.tensors))
+    for tensor, offset in zip(file.tensors, tensor_offsets(file.tensors), strict=True):
+        _write_at(output, tensor.constant, len(header) + offset)
+        yield from _slabs(tensor, output, len(header) + offset)
+
+
+def _slabs(tensor: TensorPlan, output: int, start: int) -> Iterator[Slab]:
+    out_offset, out_row_nbytes = start, tensor.type.row_nbytes(tensor.shape[0])
+    for part in tensor.parts:
+        transform = part.transform
+        group = transform.rows_per_group if transform else 1
+        rows_per_slab = max(SLAB_ELEMENTS // part.row_length // group, 1) * group
+        end = part.first_row + part.n_rows
+        for row0 in range(part.first_row, end, rows_per_slab):
+            n_rows = min(rows_per_slab, end - row0)
+            n_elements = (transform.n_kept(n_rows) if transform else n_rows) * part.row_length
+            out_nbytes = n_elements // tensor.type.block_length * tensor.type.block_nbytes
+            out_row0 = (out_offset - start) // out_row_nbytes
+            yield Slab(tensor, part, row0, n_rows, out_row0, output, out_offset, out_nbytes)
+            out_offset += out_nbytes
 
 
 def _run(
@@ -125,8 +141,7 @@ _MAX_F16 = 65504.0
 class _Worker:
     """One thread's buffers and open file."""
 
-    def __init__(self, output: int, quantizer: Quantizer) -> None:
-        self._output = output
+    def __init__(self, quantizer: Quantizer) -> None:
         self._quantizer = quantizer
         self._raw = np.empty(0, np.uint8)
         self._wide = np.empty(0, np.float32)
@@ -144,7 +159,7 @@ class _Worker:
         self._check(slab, raw)
         view = slab.part.transform.view(raw) if slab.part.transform else raw
         if slab.tensor.type.name == slab.part.spec.dtype and not slab.tensor.add:
-            _write_at(self._output, np.ascontiguousarray(view), slab.out_offset)
+            _write_at(slab.output, np.ascontiguousarray(view), slab.out_offset)
             return
         rows = self._widened(slab, view)
         if slab.tensor.add:
@@ -153,11 +168,27 @@ class _Worker:
             _check_f16_range(slab, rows)
         out = self._out = _at_least(self._out, slab.out_nbytes)
         out = out[: slab.out_nbytes]
-        self._quantizer.quantize(slab.tensor.type, rows, out)
-        _write_at(self._output, out, slab.out_offset)
+        self._quantize(slab, rows, out)
+        _write_at(slab.output, out, slab.out_offset)
+
+    def _quantize(self, slab: Slab, rows: NDArray[np.float32], out: NDArray[np.uint8]) -> None:
+        tensor, importance = slab.tensor, slab.tensor.importance
+        if importance is None:
+            self._quantizer.quantize(tensor.type, rows, out)
+            return
+        # Each matrix of a stack has its own weights, so no call goes beyond one.
+        row_length, rows_per_matrix = tensor.shape[:2]
+        row_nbytes = tensor.type.row_nbytes(row_length)
+        done = 0
+        while done < len(rows):
+            matrix, row = divmod(slab.out_row0 + done, rows_per_matrix)
+            end = min(len(rows), done + rows_per_matrix - row)
+            weights = importance.weights(matrix, row_length)
+            self._quantizer.quantize(tensor.type, rows[done:end], out[done * row_nbytes : end * row_nbytes], weights)
+            done = end
 
     def _read(self, slab: Slab) -> NDArray[Any]:
-        """The slab's bits, as unsigned integers of shape `(rows, row length)`; blocks as bytes of `(rows, row bytes)`."""
+        """The slab's bits as unsigned integers, shape `(rows, row length)`; of blocks, `(rows, row bytes)`."""
         spec, nbytes = slab.part.spec, slab.nbytes
         self._raw = _at_least(self._raw, nbytes)
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +35,9 @@ def type_traits(ggml_type: int) -> TypeTraits:
 
 @cache
 def _ggml() -> ctypes.CDLL:
-    """libggml-base, which the bindings load but do not wrap."""
-    from edgeinfer.native.library import llama  # loads the library: not before something is to be quantized
+    from edgeinfer.native.library import load_ggml_base  # loads the library: not before something is to be quantized
 
-    folder = Path(llama.__file__).parent / "lib"
-    names = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll", "libggml-base.dll")
-    library = ctypes.CDLL(str(next(folder / name for name in names if (folder / name).exists())))
+    library = load_ggml_base()
     library.ggml_quantize_init.argtypes = [ctypes.c_int]
     library.ggml_quantize_init.restype = None
     library.ggml_quantize_chunk.argtypes = [
@@ -59,6 +55,10 @@ def _ggml() -> ctypes.CDLL:
     return library
 
 
+# Without, the library ends the process (ggml_quantize_requires_imatrix).
+_NEED_WEIGHTS = (GGMLType.IQ2_XXS, GGMLType.IQ2_XS, GGMLType.IQ1_S)
+
+
 class GGMLQuantizer:
     """Implements `types.Quantizer`. ctypes releases the GIL, so that threads run side by side."""
 
@@ -67,15 +67,31 @@ class GGMLQuantizer:
         for ggml_type in set(types):
             _ggml().ggml_quantize_init(ggml_type)
 
-    def quantize(self, ggml_type: int, rows: NDArray[np.float32], out: NDArray[np.uint8]) -> None:
-        """Quantize `rows`, shape `(n, row length)`, into `out`; both C-contiguous, all values finite."""
+    def quantize(
+        self,
+        ggml_type: int,
+        rows: NDArray[np.float32],
+        out: NDArray[np.uint8],
+        weights: NDArray[np.float32] | None = None,
+    ) -> None:
+        """Quantize `rows`, shape `(n, row length)`, into `out`; both C-contiguous, all values finite.
+
+        `weights`, shape `(row length,)`, are finite and not negative.
+        """
         n_rows, length = rows.shape
         expected = GGMLType(ggml_type).row_nbytes(length) * n_rows
         if not (rows.flags.c_contiguous and out.flags.c_contiguous and rows.dtype == np.float32):
             raise ValueError("the quantizer needs contiguous float32 rows")
         if out.nbytes != expected:
             raise ValueError(f"{n_rows} rows of {length} need {expected} bytes, not {out.nbytes}")
-        _ggml().ggml_quantize_chunk(ggml_type, rows.ctypes.data, out.ctypes.data, 0, n_rows, length, None)
+        if weights is not None and not (
+            weights.shape == (length,) and weights.flags.c_contiguous and weights.dtype == np.float32
+        ):
+            raise ValueError(f"rows of {length} need {length} contiguous float32 weights")
+        if weights is None and ggml_type in _NEED_WEIGHTS:
+            raise ValueError(f"{GGMLType(ggml_type).name} cannot be quantized without weights")
+        importance = None if weights is None else weights.ctypes.data
+        _ggml().ggml_quantize_chunk(ggml_type, rows.ctypes.data, out.ctypes.data, 0, n_rows, length, importance)
 
     def dequantize(self, ggml_type: int, data: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
         """Widen whole blocks of a type into `out`; both C-contiguous. ValueError for a type that cannot be widened."""
