@@ -11,6 +11,7 @@ from pathlib import Path
 from edgeinfer.api.files import read_text
 from edgeinfer.api.imatrix import imatrix
 from edgeinfer.api.model import load
+from edgeinfer.api.source import locate
 from edgeinfer.convert.imatrix import matrix_name
 from edgeinfer.convert.pipeline import Planned, check_target, execute, prepare
 from edgeinfer.native.devices import default_threads, peak_rss_bytes
@@ -52,8 +53,13 @@ class Converted:
 def plan_conversion(
     source: str | Path, output: str | Path | None = None, options: ConvertOptions = _DEFAULTS
 ) -> Planned:
-    """Read a checkpoint's headers and plan its conversion; reads no weights. `convert` says what it raises."""
-    return prepare(Path(source), Path(output) if output is not None else None, options)
+    """Read a source's headers and plan its conversion; reads no weights, but fetches a source that is on the Hub.
+
+    `convert` says what it raises.
+    """
+    target = Path(output) if output is not None else None
+    located = locate(source, target, options)
+    return prepare(located.path, target, options, repository=located.repository)
 
 
 def run_conversion(
@@ -104,19 +110,23 @@ def _run_calibrated(
         plain = ConvertOptions(
             type="Q8_0", allow_requantize=options.allow_requantize, threads=options.threads, verify=False
         )
-        convert(planned.source, model, plain)
+        run_conversion(_planned_as(planned, model, plain), plain)
         imatrix(model, text, matrix, threads=options.threads)
         model.unlink()  # makes room for the output
         options = replace(options, imatrix=matrix, calibrate=None)
-        converted = run_conversion(plan_conversion(planned.source, planned.output, options), options, progress)
+        converted = run_conversion(_planned_as(planned, planned.output, options), options, progress)
     return replace(converted, seconds=round(time.perf_counter() - started_s, 3))
 
 
+def _planned_as(planned: Planned, output: Path, options: ConvertOptions) -> Planned:
+    return prepare(planned.source, output, options, repository=planned.repository)
+
+
 def convert(source: str | Path, output: str | Path | None = None, options: ConvertOptions = _DEFAULTS) -> Converted:
-    """Quantize the Hugging Face checkpoint in directory `source` into one GGUF file.
+    """Quantize `source` into a GGUF file: a Hugging Face checkpoint (directory or Hub id) or another GGUF file.
 
     `output` defaults to `NAME-TYPE.gguf` in the current directory; it appears only when it is complete and checked.
-    Raises UsageError, NotFoundError, UnusableInputError (a broken or unknown checkpoint), ResourceError (no space, not
+    Raises UsageError, NotFoundError, UnusableInputError (a broken or unknown source), ResourceError (no space, not
     writable), CheckFailedError (the verification found a difference).
     """
     return run_conversion(plan_conversion(source, output, options), options)

@@ -26,7 +26,7 @@ _DEFAULTS = ConvertOptions()
 
 def command(
     source: Annotated[
-        Path,
+        str,
         typer.Argument(metavar="SOURCE", help="Hugging Face checkpoint (directory or ORG/NAME[@REVISION]), or .gguf."),
     ],
     output: Annotated[

@@ -53,6 +53,8 @@ class Checkpoint:
     path: Path
     config: Config
     tensors: dict[str, TensorSpec]
+    repository: str | None = None
+    """`ORG/NAME` on the Hugging Face Hub, where it comes from there."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -52,7 +52,9 @@ def general_metadata(checkpoint: Checkpoint, n_parameters: int) -> dict[str, Any
 
 
 def _model_name(checkpoint: Checkpoint) -> str:
-    """The hub id that the config remembers, if it is one, else the directory's name."""
+    """The hub id that it was fetched by, or that the config remembers, else the directory's name."""
+    if checkpoint.repository:
+        return checkpoint.repository
     remembered = checkpoint.config.get("_name_or_path")
     if isinstance(remembered, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", remembered) and remembered[0] != ".":
         return remembered

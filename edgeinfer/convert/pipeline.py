@@ -35,6 +35,8 @@ class Planned:
     """A conversion that can begin: everything that can be refused without reading weights has been."""
 
     source: Path
+    repository: str | None
+    """Of the Hugging Face Hub, where the source comes from one."""
     inputs: frozenset[Path]
     """The files that the source consists of."""
     tokenizer: LoadedTokenizer | None
@@ -49,8 +51,11 @@ class Planned:
         return sum(file.nbytes for file in self.plan.files)
 
 
-def prepare(source: Path, output: Path | None, options: ConvertOptions) -> Planned:
-    """Read the headers and plan. The errors are those of the steps: usage, not found, unusable."""
+def prepare(source: Path, output: Path | None, options: ConvertOptions, *, repository: str | None = None) -> Planned:
+    """Read the headers and plan. The errors are those of the steps: usage, not found, unusable.
+
+    `repository` names a source whose directory does not.
+    """
     wanted = file_type(options.type)
     matrix = load_imatrix(Path(options.imatrix)) if options.imatrix else None
     tokenizer = None
@@ -59,26 +64,26 @@ def prepare(source: Path, output: Path | None, options: ConvertOptions) -> Plann
         inputs = frozenset(header.path for header in model.headers)
         plan = build_from_gguf(model, options, matrix)
     else:
-        checkpoint = open_checkpoint(source)
+        checkpoint = replace(open_checkpoint(source), repository=repository)
         architecture = lookup(checkpoint.config)
         checkpoint = replace(checkpoint, config=checkpoint.config.with_defaults(architecture.defaults))
         inputs = _files_of(checkpoint)
         tokenizer = load_tokenizer(checkpoint)
         plan = build(checkpoint, architecture, tokenizer.metadata, options, matrix)
-    output = output or Path(f"{_name(source)}-{wanted.name}.gguf")
+    output = output or Path(f"{_name(source, repository)}-{wanted.name}.gguf")
     if options.split_max_size is not None:
         shard = shard_parts(output.name)
         prefix = shard[0] if shard else output.name.removesuffix(".gguf")
         output = output.with_name(shard_name(prefix, 1, len(plan.files)))
-    return Planned(source, inputs, tokenizer, plan, output)
+    return Planned(source, repository, inputs, tokenizer, plan, output)
 
 
 _OWN_TYPE = re.compile(rf"[.-]({'|'.join(FILE_TYPES)})$", re.IGNORECASE)
 
 
-def _name(source: Path) -> str:
+def _name(source: Path, repository: str | None) -> str:
     """What to call the output after the source: without a GGUF's suffix, shard number and type."""
-    name = source.absolute().name
+    name = repository.rpartition("/")[2] if repository else source.absolute().name
     if source.is_file():
         shard = shard_parts(name)
         name = _OWN_TYPE.sub("", shard[0] if shard else name.removesuffix(".gguf"))
