@@ -27,7 +27,12 @@ class Hub:
         """Status and headers to answer with, by a pattern that is looked for in `METHOD path`."""
         self.cut_after: int | None = None
         """Drop the connection after so many bytes of each safetensors body."""
-        self.sent_nbytes = 0
+        self.down_after_cut = False
+        """Have no more of them to give then."""
+        self.damage = False
+        """Send other weights than announced."""
+        self.weights_sent: list[int] = []
+        """Bytes of each answer with a safetensors file."""
         self.sizes: dict[str, int] = {}
         """What to claim of a file's size."""
         self.url = ""
@@ -100,18 +105,23 @@ def serving(folder: Path) -> Iterator[Hub]:
             if begin:
                 headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
             limit = hub.cut_after if name.endswith(".safetensors") and body else None
+            if hub.damage and name.endswith(".safetensors"):
+                data = bytes(len(data))
             self._answer(status, data[start:], headers, body, limit)
 
         def _answer(
             self, status: int, data: bytes, headers: dict[str, str], body: bool, limit: int | None = None
         ) -> None:
+            if limit is not None and hub.down_after_cut:
+                hub.fail["GET .*safetensors$"] = (503, {})
             self.send_response(status)
             for key, value in {**headers, "Content-Length": str(len(data))}.items():
                 self.send_header(key, value)
             self.end_headers()
             if body:
                 self.wfile.write(data[:limit])
-                hub.sent_nbytes += len(data[:limit])
+                if "safetensors" in self.path and "resolve" in self.path:
+                    hub.weights_sent.append(len(data[:limit]))
             if limit is not None and limit < len(data):
                 self.close_connection = True
 

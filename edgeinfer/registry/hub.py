@@ -1,7 +1,7 @@
 """Checkpoints of the Hugging Face Hub: from the local cache when they are there, else only the files needed.
 
-`huggingface_hub` does the transfers: it resumes them, keeps the cache that other tools share, and honours HF_HOME,
-HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE.
+`huggingface_hub` does the talking: it keeps the cache that other tools share, and honours HF_HOME, HF_TOKEN,
+HF_ENDPOINT and HF_HUB_OFFLINE.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeinfer.errors import NotFoundError, ResourceError, UnusableInputError
+from edgeinfer.errors import EdgeinferError, NotFoundError, ResourceError, UnusableInputError
+from edgeinfer.registry.transfer import PARTIAL_SUFFIX, blobs_folder, fetch, progress_bar
 
 INDEX_NAME = "model.safetensors.index.json"
 MAX_ID_LENGTH = 96
@@ -47,6 +48,7 @@ class Snapshot:
     """What is to be fetched of a repository: sizes in bytes by file name."""
 
     id: HubId
+    commit: str
     files: Mapping[str, int]
     missing_nbytes: int
     """Bytes that are not in the cache yet."""
@@ -115,7 +117,9 @@ def look_up(hub_id: HubId) -> Snapshot:
             if not isinstance(try_to_load_from_cache(hub_id.repository, name, revision=info.sha), str)
         )
     n_parameters = getattr(info.safetensors, "total", None)
-    return Snapshot(hub_id, files, missing, n_parameters if isinstance(n_parameters, int) else None)
+    return Snapshot(
+        hub_id, info.sha or hub_id.revision, files, missing, n_parameters if isinstance(n_parameters, int) else None
+    )
 
 
 def _refuse_unusable(hub_id: HubId, names: Mapping[str, Any]) -> None:
@@ -155,8 +159,7 @@ def check_space(snapshot: Snapshot) -> Path:
     from huggingface_hub import constants
 
     folder = existing_parent(Path(constants.HF_HUB_CACHE).expanduser())
-    blobs = Path(constants.HF_HUB_CACHE, f"models--{snapshot.id.repository.replace('/', '--')}", "blobs")
-    begun = sum(path.stat().st_size for path in blobs.glob("*.incomplete"))
+    begun = sum(path.stat().st_size for path in blobs_folder(snapshot.id.repository).glob(f"*{PARTIAL_SUFFIX}"))
     needed, free = max(snapshot.missing_nbytes - begun, 0), shutil.disk_usage(folder).free
     if needed > free:
         raise ResourceError(
@@ -179,9 +182,16 @@ def download(snapshot: Snapshot) -> Path:
     """
     from huggingface_hub import snapshot_download
 
+    repository = snapshot.id.repository
     with _translated(snapshot.id):
+        for name in snapshot.files:
+            if name.endswith(".safetensors"):
+                fetch(repository, name, snapshot.commit)
         folder = snapshot_download(
-            snapshot.id.repository, revision=snapshot.id.revision, allow_patterns=list(snapshot.files), max_workers=4
+            repository,
+            revision=snapshot.id.revision,
+            allow_patterns=list(snapshot.files),
+            tqdm_class=progress_bar(),
         )
     return Path(folder)
 
@@ -194,6 +204,8 @@ def _translated(hub_id: HubId) -> Iterator[None]:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its advice is not for the users of this program
     try:
         yield
+    except EdgeinferError:
+        raise
     except Exception as error:
         translated = _translate(hub_id, error)
         if translated is None:
