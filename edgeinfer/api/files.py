@@ -31,8 +31,8 @@ def checked_header(path: Path) -> Header:
     Raises NotFoundError and UnusableInputError.
     """
     header = read_header(path)
-    check_limits(header)
     read_shards(header)
+    check_limits(header)
     return header
 
 

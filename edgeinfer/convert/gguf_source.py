@@ -55,11 +55,11 @@ def open_gguf(path: Path) -> GGUFSource:
     Raises NotFoundError for missing files, UnusableInputError for damaged ones and for what is not a model.
     """
     header = read_header(path)
+    source = GGUFSource(read_shards(header))
     check_limits(header)
     kind = header.metadata.text("general.type", "model")
     if kind != "model":
         raise UnusableInputError(f"{path}: is of the kind {kind!r}, not a model", "give the model's own file")
-    source = GGUFSource(read_shards(header))
     if not any(h.tensors for h in source.headers):
         raise UnusableInputError(f"{path}: has no tensors", "give a file with weights")
     return source
