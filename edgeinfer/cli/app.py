@@ -70,7 +70,10 @@ def main() -> NoReturn:
     debug = "--debug" in arguments
     as_json = "--json" in arguments
     try:
-        raise SystemExit(app(args=[a for a in arguments if a != "--debug"], standalone_mode=False) or 0)
+        code = app(args=[a for a in arguments if a != "--debug"], standalone_mode=False)
+        if code == InterruptedByUser.exit_code:
+            raise KeyboardInterrupt  # the command library made a result of it
+        raise SystemExit(code or 0)
     except EdgeinferError as error:
         if debug:
             raise

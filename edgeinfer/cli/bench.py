@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from edgeinfer.cli import console
+from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap
 from edgeinfer.errors import EdgeinferError, InterruptedByUser, UsageError
 from edgeinfer.options import RuntimeOptions
 
-_RUNTIME = RuntimeOptions()
 _FORMATS = ("md", "json", "jsonl", "csv", "sql")
 
 
@@ -27,19 +27,15 @@ def command(
     threads: Annotated[str, typer.Option("-t", "--threads", help="Thread counts [default: physical cores].")] = "",
     batch_size: Annotated[
         int, typer.Option("-b", "--batch-size", help="Tokens per pass at most.")
-    ] = _RUNTIME.batch_size,
+    ] = DEFAULTS.batch_size,
     ubatch_size: Annotated[
         int, typer.Option("-ub", "--ubatch-size", help="Tokens computed at once.")
-    ] = _RUNTIME.ubatch_size,
-    flash_attn: Annotated[str, typer.Option("-fa", "--flash-attn", help="auto, on or off.")] = _RUNTIME.flash_attn,
-    cache_type_k: Annotated[
-        str, typer.Option("-ctk", "--cache-type-k", help="Type of the K cache.")
-    ] = _RUNTIME.cache_type_k,
-    cache_type_v: Annotated[
-        str, typer.Option("-ctv", "--cache-type-v", help="Type of the V cache.")
-    ] = _RUNTIME.cache_type_v,
-    no_mmap: Annotated[bool, typer.Option("--no-mmap", help="Read the file instead of mapping it.")] = False,
-    mlock: Annotated[bool, typer.Option("--mlock", help="Keep the model in memory.")] = False,
+    ] = DEFAULTS.ubatch_size,
+    flash_attn: FlashAttn = DEFAULTS.flash_attn,
+    cache_type_k: CacheTypeK = DEFAULTS.cache_type_k,
+    cache_type_v: CacheTypeV = DEFAULTS.cache_type_v,
+    no_mmap: NoMmap = False,
+    mlock: Mlock = DEFAULTS.mlock,
 ) -> None:
     """Measure prompt processing and generation: llama-bench's tests, method and field names."""
     if output not in _FORMATS:

@@ -13,15 +13,15 @@ import typer
 
 from edgeinfer.cli import console
 from edgeinfer.cli.interrupt import on_interrupt
+from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap
 from edgeinfer.errors import InterruptedByUser, NotFoundError, UnusableInputError, UsageError
-from edgeinfer.options import CACHE_TYPES, DEFAULT_CTX_SIZE, FLASH_ATTN, RuntimeOptions, SamplingParams
+from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams
 
 if TYPE_CHECKING:  # the heavy parts are imported when there is something to run
     from edgeinfer.api.model import Model
     from edgeinfer.runtime.answer import AnswerStream
 
 _SAMPLING = SamplingParams()
-_RUNTIME = RuntimeOptions()
 
 
 def _sampling(flag: str, text: str, field: str) -> Any:
@@ -86,17 +86,15 @@ def command(
     ctx_size: Annotated[
         int | None,
         typer.Option("-c", "--ctx-size", help=f"Context in tokens [default: the model's, up to {DEFAULT_CTX_SIZE}]."),
-    ] = _RUNTIME.ctx_size,
+    ] = DEFAULTS.ctx_size,
     threads: Annotated[
         int | None, typer.Option("--threads", help="Threads [default: physical cores].")
-    ] = _RUNTIME.threads,
-    flash_attn: Annotated[str, typer.Option("--flash-attn", metavar="|".join(FLASH_ATTN))] = _RUNTIME.flash_attn,
-    cache_type_k: Annotated[
-        str, typer.Option("--cache-type-k", help=f"Type of the K cache: {', '.join(CACHE_TYPES)}.")
-    ] = _RUNTIME.cache_type_k,
-    cache_type_v: Annotated[str, typer.Option("--cache-type-v", help="Type of the V cache.")] = _RUNTIME.cache_type_v,
-    no_mmap: Annotated[bool, typer.Option("--no-mmap", help="Read the file instead of mapping it.")] = False,
-    mlock: Annotated[bool, typer.Option("--mlock", help="Keep the model in memory.")] = False,
+    ] = DEFAULTS.threads,
+    flash_attn: FlashAttn = DEFAULTS.flash_attn,
+    cache_type_k: CacheTypeK = DEFAULTS.cache_type_k,
+    cache_type_v: CacheTypeV = DEFAULTS.cache_type_v,
+    no_mmap: NoMmap = False,
+    mlock: Mlock = DEFAULTS.mlock,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
 ) -> None:
     """Answer a prompt, or chat when there is none and this is a terminal."""

@@ -67,7 +67,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         is_directory = stat.S_ISDIR(path.stat().st_mode)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise NotFoundError(f"{path}: {reason}", "give the directory of a Hugging Face checkpoint") from None
+        kind = UnusableInputError if isinstance(error, PermissionError) else NotFoundError
+        raise kind(f"{path}: {reason}", "give the directory of a Hugging Face checkpoint") from None
     if not is_directory:
         raise UnusableInputError(f"{path}: not a directory", "give the directory of a Hugging Face checkpoint")
     if not os.path.lexists(path / "config.json"):

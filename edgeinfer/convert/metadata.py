@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,7 +59,9 @@ def _model_name(checkpoint: Checkpoint) -> str:
     remembered = checkpoint.config.get("_name_or_path")
     if isinstance(remembered, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", remembered) and remembered[0] != ".":
         return remembered
-    return checkpoint.path.absolute().name or "model"
+    # The name that the user gave, not a link's target; a file name need not be text.
+    name = os.fsencode(os.path.basename(os.path.abspath(checkpoint.path))).decode("utf-8", "replace")
+    return name or "model"
 
 
 def _sampling(directory: Path) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def prepare(source: Path, output: Path | None, options: ConvertOptions, *, repos
     wanted = file_type(options.type)
     matrix = load_imatrix(Path(options.imatrix)) if options.imatrix else None
     tokenizer = None
-    if source.is_file():
+    if os.path.isfile(source):
         model = open_gguf(source)
         inputs = frozenset(header.path for header in model.headers)
         plan = build_from_gguf(model, options, matrix)
@@ -83,8 +83,8 @@ _OWN_TYPE = re.compile(rf"[.-]({'|'.join(FILE_TYPES)})$", re.IGNORECASE)
 
 def _name(source: Path, repository: str | None) -> str:
     """What to call the output after the source: without a GGUF's suffix, shard number and type."""
-    name = repository.rpartition("/")[2] if repository else source.absolute().name
-    if source.is_file():
+    name = repository.rpartition("/")[2] if repository else os.path.basename(os.path.abspath(source))
+    if os.path.isfile(source):
         shard = shard_parts(name)
         name = _OWN_TYPE.sub("", shard[0] if shard else name.removesuffix(".gguf"))
     return re.sub(r"[^\w.-]", "-", name) or "model"
@@ -105,14 +105,26 @@ def execute(
     """
     started = time.perf_counter()
     total = sum(part.nbytes for tensor in planned.plan.tensors for part in tensor.parts)
-    check_target(planned, overwrite=options.overwrite)
-    outputs = planned.plan.paths(planned.output)
-    with replaced_when_done(*outputs, overwrite=options.overwrite) as partial:
-        write(planned.plan, partial, quantizer, threads, lambda nbytes: progress(nbytes, total))
-        if options.verify:
-            original = planned.tokenizer.original if planned.tokenizer else None
-            verify(partial, planned.plan, original, quantizer, open_model)
+    with written_to(planned.output):
+        check_target(planned, overwrite=options.overwrite)
+        outputs = planned.plan.paths(planned.output)
+        with replaced_when_done(*outputs, overwrite=options.overwrite) as partial:
+            write(planned.plan, partial, quantizer, threads, lambda nbytes: progress(nbytes, total))
+            if options.verify:
+                original = planned.tokenizer.original if planned.tokenizer else None
+                verify(partial, planned.plan, original, quantizer, open_model)
     return time.perf_counter() - started
+
+
+@contextmanager
+def written_to(output: Path) -> Iterator[None]:
+    """Turn an OSError into a ResourceError that names the output."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(
+            f"{output}: cannot be written ({error.strerror})", "free some space, or choose another -o"
+        ) from error
 
 
 @contextmanager
@@ -121,6 +133,8 @@ def replaced_when_done(*outputs: Path, overwrite: bool) -> Iterator[Path]:
 
     If not, they go away. The others are to be made beside the first, each by its own name. The first output gets its
     name last, so that whoever sees it sees all; an interruption among the renames takes the new names back, too.
+
+    Raises UsageError when another process has made an output meanwhile and it may not be overwritten.
     """
     # Not made of the output's name, which may be as long as a name can be already.
     folder = outputs[0].with_name(f".edgeinfer-{secrets.token_hex(8)}.partial")
@@ -137,10 +151,6 @@ def replaced_when_done(*outputs: Path, overwrite: bool) -> Iterator[Path]:
             os.replace(partial, output)
         named.clear()
         _sync_directory(folder.parent)
-    except OSError as error:
-        raise ResourceError(
-            f"{outputs[0]}: cannot be written ({error.strerror})", "free some space, or choose another -o"
-        ) from error
     finally:
         for output in named:
             output.unlink(missing_ok=True)
@@ -152,7 +162,7 @@ def check_target(planned: Planned, *, overwrite: bool) -> None:
     for output in planned.plan.paths(planned.output):
         _check_name(output, planned.inputs, overwrite=overwrite)
     folder, nbytes = planned.output.parent, planned.nbytes
-    if not os.access(folder, os.W_OK):
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise ResourceError(f"{folder}: not a directory that can be written to", "choose another -o")
     free = shutil.disk_usage(folder).free
     if nbytes > free:

@@ -52,7 +52,7 @@ def padding(nbytes: int) -> int:
 
 
 def _string(text: str) -> bytes:
-    data = text.encode("utf-8", "surrogateescape")
+    data = text.encode()
     return struct.pack("<Q", len(data)) + data
 
 

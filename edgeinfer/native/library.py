@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.util
+import os
 import re
 import sys
 from pathlib import Path
@@ -41,6 +42,12 @@ def _import_bindings() -> Any:
     finally:
         del sys.modules[name]
 
+
+# Threads that wait for each other spin before they sleep. GNU OpenMP's default is milliseconds: with any other program
+# on the cores, that waits for threads that cannot run, and a token takes a hundred times longer. It reads this once,
+# when it is loaded; who has set it, or OMP_WAIT_POLICY, has decided.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 llama: Any = _import_bindings()
 """The bindings' functions and structures, untyped; nothing outside `native` sees them."""
@@ -88,6 +95,8 @@ def set_verbose(verbose: bool) -> None:
 def forget_errors() -> None:
     """Start a new collection of errors, before a call whose failure is to be explained."""
     _errors.clear()
+    # Whoever imports the bindings' own package in this process puts its callback in the place of ours.
+    llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
 
 
 def last_error() -> str:

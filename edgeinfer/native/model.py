@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Container
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +29,7 @@ class NativeModel:
         params = llama.llama_model_default_params()
         params.load_mode = _load_mode(mmap, mlock)
         library.forget_errors()
-        handle = llama.llama_model_load_from_file(str(path).encode(), params)
+        handle = llama.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:
             reason = library.last_error() or "the library gives no reason"
             raise UnusableInputError(

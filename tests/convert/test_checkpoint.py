@@ -197,6 +197,9 @@ DAMAGED: dict[str, Callable[[Path], Any]] = {
     "data after the last tensor": lambda p: write_raw_safetensors(p, {"a": _entry()}, bytes(5)),
     "overlapping tensors": lambda p: write_raw_safetensors(p, {"a": _entry(), "b": _entry(begin=2, end=6)}, bytes(6)),
     "a gap": lambda p: write_raw_safetensors(p, {"a": _entry(), "b": _entry(begin=6, end=10)}, bytes(10)),
+    "an overlap as long as a gap": lambda p: write_raw_safetensors(
+        p, {"a": _entry(), "b": _entry(begin=2, end=6), "c": _entry([1], 8, 10)}, bytes(10)
+    ),
     "two tensors in one place": lambda p: write_raw_safetensors(p, {"a": _entry(), "b": _entry()}, bytes(4)),
 }  # fmt: skip
 

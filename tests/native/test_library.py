@@ -127,3 +127,21 @@ def test_dequantizing_checks_sizes_before_the_library_sees_them():
         GGMLQuantizer().dequantize(GGMLType.Q8_0, np.zeros(34, np.uint8), np.zeros(31, np.float32))
     with pytest.raises(ValueError, match="not a valid"):
         type_traits(99)
+
+
+def test_errors_are_kept_when_the_bindings_package_has_set_its_own_log(tmp_path):
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(60))
+    code = (
+        "import pathlib, sys\n"
+        "from edgeinfer.native import library\n"
+        "from edgeinfer.native.model import NativeModel\n"
+        "import llama_cpp\n"
+        "try:\n    NativeModel(pathlib.Path(sys.argv[1]))\n"
+        "except Exception as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "bad.gguf")], check=True, capture_output=True, text=True
+    )
+    assert "does not load" in done.stdout
+    assert "gives no reason" not in done.stdout
+    assert done.stderr == ""

@@ -85,9 +85,13 @@ def llama3_rope_factors(config: Config) -> NDArray[np.float32]:
     exponents = np.arange(0, dim, 2, dtype=f32) / f32(dim)
     frequencies = one / (rope.number("rope_theta") ** exponents.astype(np.float64)).astype(f32)
     wavelengths = one / frequencies * f32(2 * math.pi)
-    smooth = (one / wavelengths * context - low) / (high - low)
-    slowed = np.where(wavelengths > context / low, factor, one / ((one - smooth) / factor + smooth))
-    return np.where(wavelengths < context / high, one, slowed)
+    with np.errstate(all="ignore"):  # absurd settings give infinity or NaN, caught below
+        smooth = (one / wavelengths * context - low) / (high - low)
+        slowed = np.where(wavelengths > context / low, factor, one / ((one - smooth) / factor + smooth))
+        factors = np.where(wavelengths < context / high, one, slowed)
+    if not (np.isfinite(factors) & (factors > 0)).all():
+        raise UnusableInputError(f"{config.path}: the rope scaling gives no finite factors", "is this file complete?")
+    return factors
 
 
 ARCHITECTURE = Architecture(

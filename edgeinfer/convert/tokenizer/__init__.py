@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeinfer.convert.checkpoint import Checkpoint
-from edgeinfer.convert.json_file import read_object, read_object_if_there
+from edgeinfer.convert.json_file import MAX_JSON_NBYTES, parse_object, read_file, read_object_if_there
 from edgeinfer.convert.tokenizer.bpe import bpe_vocabulary
 from edgeinfer.convert.tokenizer.sentencepiece import is_sentencepiece_like, sentencepiece_vocabulary
 from edgeinfer.convert.tokenizer.special import special_metadata
@@ -43,8 +43,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> LoadedTokenizer:
             f"{checkpoint.path}: has no tokenizer.json",
             "save it with transformers' AutoTokenizer.from_pretrained(…).save_pretrained(…)",
         )
-    parsed = read_object(path)
-    original = _load_original(path)
+    data = read_file(path, MAX_JSON_NBYTES)
+    parsed = parse_object(data, str(path))
+    original = _load_original(path, data)
     settings = read_object_if_there(checkpoint.path / "tokenizer_config.json")
     model = parsed.get("model")
     if not isinstance(model, dict) or model.get("type") != "BPE":
@@ -57,11 +58,11 @@ def load_tokenizer(checkpoint: Checkpoint) -> LoadedTokenizer:
     return LoadedTokenizer({**vocabulary, **special}, original)
 
 
-def _load_original(path: Path) -> tokenizers.Tokenizer:
+def _load_original(path: Path, data: bytes) -> tokenizers.Tokenizer:
     import tokenizers
 
     try:
-        original = tokenizers.Tokenizer.from_file(str(path))
+        original = tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # the library raises plain Exception for anything it dislikes in a file
         raise UnusableInputError(f"{path}: not a usable tokenizer ({error})", "download the file again") from None
     # Settings of some training run, of no meaning here; absurd ones make the library panic.

@@ -1,0 +1,19 @@
+"""The options of every command that loads a model; llama.cpp's flags, the defaults of `options.RuntimeOptions`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edgeinfer.options import CACHE_TYPES, FLASH_ATTN, RuntimeOptions
+
+DEFAULTS = RuntimeOptions()
+
+FlashAttn = Annotated[str, typer.Option("-fa", "--flash-attn", metavar="|".join(FLASH_ATTN), help="Flash attention.")]
+CacheTypeK = Annotated[
+    str, typer.Option("-ctk", "--cache-type-k", metavar="TYPE", help=f"Type of the K cache: {', '.join(CACHE_TYPES)}.")
+]
+CacheTypeV = Annotated[str, typer.Option("-ctv", "--cache-type-v", metavar="TYPE", help="Type of the V cache.")]
+NoMmap = Annotated[bool, typer.Option("--no-mmap", help="Read the file instead of mapping it.")]
+Mlock = Annotated[bool, typer.Option("--mlock", help="Keep the model in memory.")]
