@@ -105,8 +105,7 @@ def build(
     draft = [replace(t, type=_float_type(t, wanted)) for t in draft]
     matrix = expected_matrix(draft, options, matrix)
     tensors = choose_types(draft, wanted, _facts(architecture, hyperparameters), options, matrix)
-    n_parameters = sum(t.n_elements for t in tensors)
-    general = general_metadata(checkpoint, n_parameters)
+    general = general_metadata(checkpoint, tensors)
     metadata = {
         "general.architecture": architecture.name,
         "general.type": "model",
