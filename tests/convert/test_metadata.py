@@ -142,7 +142,7 @@ def test_a_path_of_somebody_s_machine_is_no_hub_id(folder: Path, value: Any) -> 
         ("Qwen2.5-Coder-0.5B-Instruct-v2", ("Qwen2.5-Coder", "0.5B", "Instruct", "v2")),
         ("SmolLM2-135M", ("SmolLM2", "135M", None, None)),
         ("mistral-0.4b-v0.3", ("mistral", "0.4B", None, "v0.3")),
-        ("Phi-128K-Instruct", ("Phi", None, "128K-Instruct", None)),
+        ("Phi-128K-Instruct", ("Phi", None, "128k-Instruct", None)),
         ("plain", (None, None, None, None)),
         ("", (None, None, None, None)),
         ("---", (None, None, None, None)),
