@@ -53,7 +53,7 @@ def _with_base(parts: list[tuple[str, str | None]]) -> list[tuple[str, str | Non
     base_end = end
     while base_end > 0 and parts[base_end - 1][1] == "version" and end == len(parts):
         base_end -= 1
-    base = [(text, "basename") for text, _ in parts[:base_end]]
+    base: list[tuple[str, str | None]] = [(text, "basename") for text, _ in parts[:base_end]]
     return base + [(text, kind or "finetune") for text, kind in parts[base_end:]]
 
 
