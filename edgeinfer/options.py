@@ -110,6 +110,10 @@ class ConvertOptions:
     """Give a tensor whose rows do not divide into blocks another type, rather than refuse."""
     pre: str | None = None
     """llama.cpp's name of the pre-tokenizer; None finds it out."""
+    allow_requantize: bool = False
+    """Quantize tensors of a GGUF source that are quantized already."""
+    split_max_size: int | None = None
+    """Bytes of tensors that a file of the output may hold; None makes one file."""
     imatrix: str | PathLike[str] | None = None
     """An importance matrix of this model, GGUF or `.dat`."""
     calibrate: str | PathLike[str] | None = None
@@ -119,11 +123,13 @@ class ConvertOptions:
     verify: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse with a UsageError a number of threads that cannot be, and two importance matrices."""
+        """Refuse with a UsageError numbers that cannot be, and two importance matrices."""
         if self.imatrix is not None and self.calibrate is not None:
             raise UsageError("--imatrix and --calibrate are both given", "use a matrix, or compute one")
         if self.threads is not None:
             _need(self, "threads", 1, MAX_THREADS)
+        if self.split_max_size is not None:
+            _need(self, "split_max_size", 1, 2**63 - 1)
 
 
 def _need(options: Any, name: str, least: float, most: float) -> None:

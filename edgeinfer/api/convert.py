@@ -16,6 +16,7 @@ from edgeinfer.api.embed import load_encoder
 from edgeinfer.api.files import read_text
 from edgeinfer.api.imatrix import imatrix
 from edgeinfer.api.model import load
+from edgeinfer.api.source import locate
 from edgeinfer.api.vocabulary import open_vocabulary
 from edgeinfer.convert.imatrix import ExpectedMatrix
 from edgeinfer.convert.pipeline import Planned, check_target, execute, prepare
@@ -36,6 +37,8 @@ class Fallback:
     tensor: str
     wanted: str
     got: str
+    extra_bytes: int
+    """What that costs; negative where the other type is smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,13 @@ class Converted:
 def plan_conversion(
     source: str | Path, output: str | Path | None = None, options: ConvertOptions = _DEFAULTS
 ) -> Planned:
-    """Read a checkpoint's headers and plan its conversion; reads no weights. `convert` says what it raises."""
-    return prepare(Path(source), Path(output) if output is not None else None, options, open_vocabulary)
+    """Read a source's headers and plan its conversion; reads no weights, but fetches a source that is on the Hub.
+
+    `convert` says what it raises.
+    """
+    target = Path(output) if output is not None else None
+    located = locate(source, target, options)
+    return prepare(located.path, target, options, open_vocabulary, repository=located.repository)
 
 
 def run_conversion(
@@ -83,11 +91,15 @@ def run_conversion(
         output=str(planned.output),
         architecture=plan.architecture,
         type=plan.file_type.name,
-        bytes=planned.output.stat().st_size,
+        bytes=sum(path.stat().st_size for path in plan.paths(planned.output)),
         bits_per_weight=round(plan.bits_per_weight, 4),
         tensors=len(plan.tensors),
         parameters=plan.n_parameters,
-        fallbacks=[Fallback(t.name, t.fallback_from.name, t.type.name) for t in plan.tensors if t.fallback_from],
+        fallbacks=[
+            Fallback(t.name, t.fallback_from.name, t.type.name, round(t.fallback_extra_nbytes))
+            for t in plan.fallbacks
+            if t.fallback_from
+        ],
         seconds=round(seconds, 3),
         peak_rss_bytes=peak_rss_bytes(),
         verified=options.verify,
@@ -127,22 +139,28 @@ def _run_calibrated(
     started_s = time.perf_counter()
     check_target(planned, overwrite=options.overwrite)
     read_text(text)  # what is wrong with it is said before the work starts
-    source = planned.checkpoint.path
     with tempfile.TemporaryDirectory(prefix=".edgeinfer-", dir=planned.output.parent) as folder:
         model, matrix = Path(folder, "q8_0.gguf"), Path(folder, ExpectedMatrix(text).name)
-        convert(source, model, ConvertOptions(type="Q8_0", threads=options.threads, verify=False))
+        plain = ConvertOptions(
+            type="Q8_0", allow_requantize=options.allow_requantize, threads=options.threads, verify=False
+        )
+        run_conversion(_planned_as(planned, model, plain), plain)
         imatrix(model, text, matrix, threads=options.threads)
         model.unlink()  # makes room for the output
         options = replace(options, imatrix=matrix, calibrate=None)
-        converted = run_conversion(plan_conversion(source, planned.output, options), options, progress)
+        converted = run_conversion(_planned_as(planned, planned.output, options), options, progress)
     return replace(converted, seconds=round(time.perf_counter() - started_s, 3))
 
 
+def _planned_as(planned: Planned, output: Path, options: ConvertOptions) -> Planned:
+    return prepare(planned.source, output, options, open_vocabulary, repository=planned.repository)
+
+
 def convert(source: str | Path, output: str | Path | None = None, options: ConvertOptions = _DEFAULTS) -> Converted:
-    """Quantize the Hugging Face checkpoint in directory `source` into one GGUF file.
+    """Quantize `source` into a GGUF file: a Hugging Face checkpoint (directory or Hub id) or another GGUF file.
 
     `output` defaults to `NAME-TYPE.gguf` in the current directory; it appears only when it is complete and checked.
-    Raises UsageError, NotFoundError, UnusableInputError (a broken or unknown checkpoint), ResourceError (no space, not
+    Raises UsageError, NotFoundError, UnusableInputError (a broken or unknown source), ResourceError (no space, not
     writable), CheckFailedError (the verification found a difference).
     """
     return run_conversion(plan_conversion(source, output, options), options)

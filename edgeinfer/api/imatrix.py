@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgeinfer.api.files import checked_header, read_text, resolve
 from edgeinfer.convert.imatrix import save_imatrix
-from edgeinfer.convert.pipeline import replaced_when_done
+from edgeinfer.convert.pipeline import replaced_when_done, written_to
 from edgeinfer.errors import UsageError
 from edgeinfer.native.activations import ActivationSums
 from edgeinfer.native.context import NativeBackend
@@ -67,7 +67,7 @@ def imatrix(
                     pass
                 progress(number, len(pieces))
     entries = sums.entries()
-    with replaced_when_done(output, overwrite=overwrite) as partial:
+    with written_to(output), replaced_when_done(output, overwrite=overwrite) as partial:
         save_imatrix(partial, entries, [text.name], len(pieces), ctx_size)
     return ComputedImatrix(
         output=str(output),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,12 +19,16 @@ from edgeinfer.options import ConvertOptions
 if TYPE_CHECKING:
     from edgeinfer.api.convert import Converted
     from edgeinfer.convert.pipeline import Planned
+    from edgeinfer.convert.plan import ConvertPlan
 
 _DEFAULTS = ConvertOptions()
 
 
 def command(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Directory of a Hugging Face checkpoint.")],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="Hugging Face checkpoint (directory or ORG/NAME[@REVISION]), or .gguf."),
+    ],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="OUT", help="[default: NAME-TYPE.gguf here]")
     ] = None,
@@ -53,6 +58,12 @@ def command(
     pre: Annotated[
         str | None, typer.Option("--pre", metavar="NAME", help="llama.cpp's pre-tokenizer [default: found out].")
     ] = _DEFAULTS.pre,
+    allow_requantize: Annotated[
+        bool, typer.Option("--allow-requantize", help="Quantize a GGUF source's quantized tensors again.")
+    ] = _DEFAULTS.allow_requantize,
+    split_max_size: Annotated[
+        str | None, typer.Option("--split-max-size", metavar="SIZE", help="Write shards of up to SIZE: 500M, 2G.")
+    ] = None,
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="Threads [default: physical cores].")
     ] = _DEFAULTS.threads,
@@ -72,6 +83,8 @@ def command(
         pure=pure,
         fallback=not no_fallback,
         pre=pre,
+        allow_requantize=allow_requantize,
+        split_max_size=None if split_max_size is None else _nbytes(split_max_size),
         imatrix=imatrix,
         calibrate=calibrate,
         threads=threads,
@@ -97,7 +110,7 @@ def command(
     if as_json:
         console.result_json(dataclasses.asdict(converted))
     else:
-        _summarize(converted)
+        _summarize(converted, planned.plan)
         console.result(converted.output)
 
 
@@ -106,6 +119,14 @@ def _pattern_and_type(text: str) -> tuple[str, str]:
     if not found or not pattern:
         raise UsageError(f"--tensor-type {text!r} is not REGEX=TYPE", "for example attn_v=q8_0")
     return pattern, name
+
+
+def _nbytes(text: str) -> int:
+    """A size as llama-gguf-split takes it: whole millions or billions of bytes."""
+    match = re.fullmatch(r"(\d{1,9})([MG])", text.upper())
+    if not match or not int(match[1]):
+        raise UsageError(f"--split-max-size {text!r} is not a size", "for example 500M or 2G")
+    return int(match[1]) * {"M": 10**6, "G": 10**9}[match[2]]
 
 
 @contextmanager
@@ -122,20 +143,24 @@ def _progress_bar() -> Iterator[Callable[[int, int], None]]:
         yield advance
 
 
-def _summarize(converted: Converted) -> None:
+def _summarize(converted: Converted, plan: ConvertPlan) -> None:
     size = f"{table.size(converted.bytes)} as {converted.type}, {converted.bits_per_weight:.2f} bits per weight"
     state = "verified" if converted.verified else "not verified"
     console.note(
         f"{converted.architecture}, {converted.parameters:,} parameters: {size}, {converted.seconds:.1f} s, {state}"
     )
-    if converted.fallbacks:
-        console.note(f"note: {_fallback_text([(f.wanted, f.got) for f in converted.fallbacks], converted.tensors)}")
+    if plan.fallbacks:
+        console.note(f"note: {_fallback_text(plan)}")
 
 
-def _fallback_text(pairs: list[tuple[str, str]], n_tensors: int) -> str:
+def _fallback_text(plan: ConvertPlan) -> str:
+    pairs = [(t.fallback_from.name, t.type.name) for t in plan.fallbacks if t.fallback_from]
     counts = {pair: pairs.count(pair) for pair in sorted(set(pairs))}
     kinds = ", ".join(f"{count} {got} instead of {wanted}" for (wanted, got), count in counts.items())
-    return f"{len(pairs)} of {n_tensors} tensors have rows that don't divide into the type's blocks: {kinds}"
+    return (
+        f"{len(pairs)} of {len(plan.tensors)} tensors have rows that don't divide into the type's blocks: {kinds}; "
+        f"{plan.bits_per_weight:.2f} bits per weight instead of {plan.bits_per_weight_without_fallbacks:.2f}"
+    )
 
 
 def _plan_document(planned: Planned) -> dict[str, Any]:
@@ -178,9 +203,8 @@ def _plan_text(planned: Planned) -> str:
         f"{planned.output}: {plan.architecture}, {plan.n_parameters:,} parameters, {planned.nbytes:,} bytes, "
         f"{plan.bits_per_weight:.2f} bits per weight as {plan.file_type.name}",
     ]
-    fallbacks = [(t.fallback_from.name, t.type.name) for t in plan.tensors if t.fallback_from]
-    if fallbacks:
-        lines.append(_fallback_text(fallbacks, len(plan.tensors)))
+    if plan.fallbacks:
+        lines.append(_fallback_text(plan))
     lines += [f"left out: {note}" for note in plan.dropped]
     lines += planned.notes
     return "\n".join(lines)

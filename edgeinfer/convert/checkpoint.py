@@ -18,6 +18,7 @@ from typing import Any
 from edgeinfer.convert.config import Config
 from edgeinfer.convert.json_file import check_regular, parse_object, read_object
 from edgeinfer.errors import NotFoundError, UnusableInputError
+from edgeinfer.ggml_types import GGMLType
 
 INDEX_NAME = "model.safetensors.index.json"
 MAX_HEADER_NBYTES = 100_000_000  # the limit of the safetensors library
@@ -29,15 +30,21 @@ DTYPE_NBYTES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor of the checkpoint. `shape` is Hugging Face's order: the row length last."""
+    """A tensor of the source. `shape` is Hugging Face's order: the row length last."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    """As safetensors names it, or a ggml type; the names that both have mean the same."""
     path: Path
     offset: int
     """Bytes from the start of `path`."""
     nbytes: int
+
+    def row_nbytes(self, length: int) -> int:
+        """Bytes of `length` elements."""
+        plain = DTYPE_NBYTES.get(self.dtype)
+        return GGMLType[self.dtype].row_nbytes(length) if plain is None else plain * length
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,8 @@ class Checkpoint:
     path: Path
     config: Config
     tensors: dict[str, TensorSpec]
+    repository: str | None = None
+    """`ORG/NAME` on the Hugging Face Hub, where it comes from there."""
     left_out: tuple[str, ...] = ()
     """What else the files hold, with the reason why it isn't in `tensors`."""
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from edgeinfer.convert.architectures.base import Architecture
 from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.file_types import FileType, file_type, tensor_type
-from edgeinfer.convert.imatrix import ImportanceMatrix
-from edgeinfer.convert.metadata import general_metadata, size_label
+from edgeinfer.convert.imatrix import ExpectedMatrix, ImportanceMatrix
+from edgeinfer.convert.metadata import general_metadata
 from edgeinfer.convert.mixture import ModelFacts, Overrides, assign, category, may_quantize, requires_imatrix
 from edgeinfer.convert.resolve import TensorPlan, resolve
+from edgeinfer.convert.split import OutputFile, share_out
 from edgeinfer.errors import NotFoundError, UsageError
 from edgeinfer.ggml_types import GGMLType
+from edgeinfer.gguf_file.shards import shard_name, shard_parts
 from edgeinfer.options import ConvertOptions
 
 QUANTIZATION_VERSION = 2
@@ -31,6 +34,21 @@ class ConvertPlan:
     tensors: tuple[TensorPlan, ...]
     dropped: tuple[str, ...] = ()
     """Tensors of the checkpoint that the output does without, with the reason."""
+    split_max_nbytes: int | None = None
+    """Bytes of tensors that a file may hold; None makes one file."""
+
+    @property
+    def files(self) -> tuple[OutputFile, ...]:
+        """The file, or the shards."""
+        return share_out(self.metadata, self.tensors, self.split_max_nbytes)
+
+    def paths(self, first: Path) -> tuple[Path, ...]:
+        """Where all files lie when the first one is `first`."""
+        shard = shard_parts(first.name) if self.split_max_nbytes is not None else None
+        if shard is None:
+            return (first,)
+        prefix, _, count = shard
+        return tuple(first.with_name(shard_name(prefix, number, count)) for number in range(1, count + 1))
 
     @property
     def fallbacks(self) -> tuple[TensorPlan, ...]:
@@ -41,6 +59,11 @@ class ConvertPlan:
     def is_encoder(self) -> bool:
         """Whether the model sees the whole text at once and makes vectors of it, rather than further text."""
         return self.metadata.get(f"{self.architecture}.attention.causal") is False
+
+    @property
+    def bits_per_weight_without_fallbacks(self) -> float:
+        """What `bits_per_weight` would be if the rows had divided."""
+        return 8 * (self.tensor_nbytes - sum(t.fallback_extra_nbytes for t in self.tensors)) / self.n_parameters
 
     @property
     def unweighted(self) -> tuple[TensorPlan, ...]:
@@ -85,8 +108,9 @@ def build(
     draft, dropped = resolve(checkpoint, list(architecture.tensors(config)))
     draft.sort(key=lambda t: file_order(t.name))
     draft = [replace(t, type=_float_type(t, wanted)) for t in draft]
+    matrix = expected_matrix(options, matrix)
     tensors = choose_types(draft, wanted, _facts(architecture, hyperparameters), options, matrix)
-    general = general_metadata(checkpoint, sum(t.n_elements for t in tensors), _size_label(tensors))
+    general = general_metadata(checkpoint, tensors)
     metadata = {
         "general.architecture": architecture.name,
         "general.type": "model",
@@ -97,7 +121,14 @@ def build(
         "general.file_type": wanted.id,
         **(matrix.metadata() if matrix else {}),
     }
-    return ConvertPlan(architecture.name, wanted, metadata, tensors, checkpoint.left_out + dropped)
+    return ConvertPlan(
+        architecture.name, wanted, metadata, tensors, checkpoint.left_out + dropped, options.split_max_size
+    )
+
+
+def expected_matrix(options: ConvertOptions, given: ImportanceMatrix | None) -> ImportanceMatrix | None:
+    """The importance matrix to plan with: the one that was given, or the one that is going to be computed."""
+    return ExpectedMatrix(Path(options.calibrate)) if options.calibrate else given
 
 
 def choose_types(
@@ -160,14 +191,6 @@ def _refuse_idle_patterns(overrides: Overrides, tensors: Iterable[TensorPlan]) -
             raise NotFoundError(
                 f"--tensor-type: {pattern.pattern!r} fits no tensor", f"names are like {names[-1]}: see --dry-run"
             )
-
-
-def _size_label(tensors: Iterable[TensorPlan]) -> str:
-    """The size as a name tells it: `7.2B`, or `8x7B` for 8 experts of which one and all else have that size."""
-    experts = [t for t in tensors if "_exps." in t.name]
-    count = sum(t.shape[-1] for t in experts) // len(experts) if experts else 1
-    one = sum(t.n_elements // (t.shape[-1] if "_exps." in t.name else 1) for t in tensors)
-    return size_label(one) if count == 1 else f"{count}x{size_label(one)}"
 
 
 def _facts(architecture: Architecture, hyperparameters: Mapping[str, Any]) -> ModelFacts:

@@ -32,7 +32,7 @@ class PartPlan:
     @property
     def type(self) -> GGMLType:
         """The type that the elements have already."""
-        return GGMLType.MXFP4 if self.scales else FLOAT_TYPES[self.spec.dtype]
+        return GGMLType.MXFP4 if self.scales else GGMLType[self.spec.dtype]
 
     @property
     def row_nbytes(self) -> int:
@@ -74,6 +74,12 @@ class TensorPlan:
     def nbytes(self) -> int:
         """Bytes in the output."""
         return self.type.row_nbytes(self.shape[0]) * (self.n_elements // self.shape[0])
+
+    @property
+    def fallback_extra_nbytes(self) -> float:
+        """What the fallback costs in the output; negative where the other type is smaller."""
+        wanted = self.fallback_from or self.type
+        return self.nbytes - self.n_elements / wanted.block_length * wanted.block_nbytes
 
 
 # Buffers that old checkpoints saved along with the weights.

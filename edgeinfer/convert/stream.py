@@ -22,7 +22,8 @@ from edgeinfer.convert import mxfp4
 from edgeinfer.convert.checkpoint import TensorSpec
 from edgeinfer.convert.plan import ConvertPlan
 from edgeinfer.convert.resolve import PartPlan, TensorPlan
-from edgeinfer.convert.writer import data_nbytes, encode_header, tensor_offsets
+from edgeinfer.convert.split import OutputFile
+from edgeinfer.convert.writer import data_nbytes, tensor_offsets
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.types import Quantizer
@@ -41,6 +42,8 @@ class Slab:
     n_rows: int
     out_row0: int
     """The first row of the result, counted through the whole tensor."""
+    output: int
+    """The descriptor of the file that the result goes to."""
     out_offset: int
     """Bytes from the start of the file."""
     out_nbytes: int
@@ -54,41 +57,50 @@ class Slab:
 def write(plan: ConvertPlan, path: Path, quantizer: Quantizer, threads: int, progress: Callable[[int], None]) -> None:
     """Write the planned file to `path`, which must not be there yet; `progress` is told the input bytes done.
 
-    Raises UnusableInputError naming tensor and row when a weight is NaN or infinite (or too large for F16), or when
-    a source can no longer be read; OSError when the output cannot be written.
+    The other shards of a split output are written beside it. Raises UnusableInputError naming tensor and row when a
+    weight is NaN or infinite (or too large for F16), or when a source can no longer be read; OSError when the output
+    cannot be written.
     """
     quantizer.prepare(t.type for t in plan.tensors)
-    header = encode_header(plan.metadata, plan.tensors)
-    jobs = list(_slabs(plan, len(header)))
-    output = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    outputs: list[int] = []
+    jobs: list[Slab] = []
     try:
-        _write_at(output, header, 0)
-        # The padding between tensors, and after the last, is never written: it reads as zeros.
-        os.ftruncate(output, len(header) + data_nbytes(plan.tensors))
-        for tensor, offset in zip(plan.tensors, tensor_offsets(plan.tensors), strict=True):
-            _write_at(output, tensor.constant, len(header) + offset)
-        _run(iter(jobs), lambda: _Worker(output, quantizer), min(threads, len(jobs)), progress)
-        os.fsync(output)
+        for file, file_path in zip(plan.files, plan.paths(path), strict=True):
+            outputs.append(os.open(file_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
+            jobs += _begin(file, outputs[-1])
+        _run(iter(jobs), lambda: _Worker(quantizer), min(threads, len(jobs)), progress)
+        for output in outputs:
+            os.fsync(output)
     finally:
-        os.close(output)
+        for output in outputs:
+            os.close(output)
 
 
-def _slabs(plan: ConvertPlan, data_offset: int) -> Iterator[Slab]:
-    for tensor, offset in zip(plan.tensors, tensor_offsets(plan.tensors), strict=True):
-        out_offset = start = data_offset + offset
-        out_row_nbytes = tensor.type.row_nbytes(tensor.shape[0])
-        for part in tensor.parts:
-            transform = part.transform
-            group = transform.rows_per_group if transform else 1
-            rows_per_slab = max(SLAB_ELEMENTS // part.row_length // group, 1) * group
-            end = part.first_row + part.n_rows
-            for row0 in range(part.first_row, end, rows_per_slab):
-                n_rows = min(rows_per_slab, end - row0)
-                n_elements = (transform.n_kept(n_rows) if transform else n_rows) * part.row_length
-                out_nbytes = n_elements // tensor.type.block_length * tensor.type.block_nbytes
-                out_row0 = (out_offset - start) // out_row_nbytes
-                yield Slab(tensor, part, row0, n_rows, out_row0, out_offset, out_nbytes)
-                out_offset += out_nbytes
+def _begin(file: OutputFile, output: int) -> Iterator[Slab]:
+    """Write all of a file but the tensors that are made of the source's, and say what is to be done for those."""
+    header = file.header
+    _write_at(output, header, 0)
+    # The padding between tensors, and after the last, is never written: it reads as zeros.
+    os.ftruncate(output, len(header) + data_nbytes(file.tensors))
+    for tensor, offset in zip(file.tensors, tensor_offsets(file.tensors), strict=True):
+        _write_at(output, tensor.constant, len(header) + offset)
+        yield from _slabs(tensor, output, len(header) + offset)
+
+
+def _slabs(tensor: TensorPlan, output: int, start: int) -> Iterator[Slab]:
+    out_offset, out_row_nbytes = start, tensor.type.row_nbytes(tensor.shape[0])
+    for part in tensor.parts:
+        transform = part.transform
+        group = transform.rows_per_group if transform else 1
+        rows_per_slab = max(SLAB_ELEMENTS // part.row_length // group, 1) * group
+        end = part.first_row + part.n_rows
+        for row0 in range(part.first_row, end, rows_per_slab):
+            n_rows = min(rows_per_slab, end - row0)
+            n_elements = (transform.n_kept(n_rows) if transform else n_rows) * part.row_length
+            out_nbytes = n_elements // tensor.type.block_length * tensor.type.block_nbytes
+            out_row0 = (out_offset - start) // out_row_nbytes
+            yield Slab(tensor, part, row0, n_rows, out_row0, output, out_offset, out_nbytes)
+            out_offset += out_nbytes
 
 
 def _run(
@@ -120,9 +132,7 @@ def _run(
         future.result()
 
 
-_RAW: dict[str, np.dtype[Any]] = {
-    "F32": np.dtype("<u4"), "F16": np.dtype("<u2"), "BF16": np.dtype("<u2"), "U8": np.dtype("u1"),
-}  # fmt: skip
+_RAW: dict[str, np.dtype[Any]] = {"F32": np.dtype("<u4"), "F16": np.dtype("<u2"), "BF16": np.dtype("<u2")}
 # The bits of a positive infinity; without the sign bit, every NaN lies above it and every number below.
 _INFINITY = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
 _MAGNITUDE = {"F32": np.uint32(0x7FFFFFFF), "F16": np.uint16(0x7FFF), "BF16": np.uint16(0x7FFF)}
@@ -134,8 +144,7 @@ _MAX_ON_GRID = 1e6
 class _Worker:
     """One thread's buffers and open file."""
 
-    def __init__(self, output: int, quantizer: Quantizer) -> None:
-        self._output = output
+    def __init__(self, quantizer: Quantizer) -> None:
         self._quantizer = quantizer
         self._raw = {name: np.empty(0, np.uint8) for name in ("weights", "scales")}
         self._wide = np.empty(0, np.float32)
@@ -152,7 +161,7 @@ class _Worker:
         is_kept = slab.tensor.type == slab.part.type and not slab.tensor.add
         rows = self._blocks(slab, is_kept) if slab.part.scales else self._numbers(slab, is_kept)
         if is_kept:
-            _write_at(self._output, np.ascontiguousarray(rows), slab.out_offset)
+            _write_at(slab.output, np.ascontiguousarray(rows), slab.out_offset)
             return
         if slab.tensor.add:
             rows += np.float32(slab.tensor.add)
@@ -160,7 +169,7 @@ class _Worker:
         out = self._out = _at_least(self._out, slab.out_nbytes)
         out = out[: slab.out_nbytes]
         self._quantize(slab, rows, out)
-        _write_at(self._output, out, slab.out_offset)
+        _write_at(slab.output, out, slab.out_offset)
 
     def _quantize(self, slab: Slab, rows: NDArray[np.float32], out: NDArray[np.uint8]) -> None:
         tensor, importance = slab.tensor, slab.tensor.importance
@@ -180,8 +189,8 @@ class _Worker:
 
     def _numbers(self, slab: Slab, is_kept: bool) -> NDArray[Any]:
         """The part's rows in their new order, as they are or as F32."""
-        raw = self._read(slab, slab.part.spec, slab.part.row_length)
-        _check_finite(slab, raw)
+        raw = self._read(slab, slab.part.spec, slab.part.row_nbytes)
+        self._check(slab, raw)
         view = slab.part.transform.view(raw) if slab.part.transform else raw
         return view if is_kept else self._widened(slab, view)
 
@@ -201,10 +210,8 @@ class _Worker:
         mxfp4.dequantize(packed, scales, wide)
         return wide
 
-    def _read(self, slab: Slab, spec: TensorSpec, row_length: int) -> NDArray[Any]:
-        """The bits of the slab's rows of `spec`, `row_length` unsigned integers each, until the next call."""
-        dtype = _RAW[spec.dtype]
-        row_nbytes = row_length * dtype.itemsize
+    def _read(self, slab: Slab, spec: TensorSpec, row_nbytes: int) -> NDArray[Any]:
+        """The bits of the slab's rows of `spec` as unsigned integers, a row each, until the next call."""
         nbytes = slab.n_rows * row_nbytes
         name = "scales" if spec is slab.part.scales else "weights"
         buffer = self._raw[name] = _at_least(self._raw[name], nbytes)
@@ -216,26 +223,36 @@ class _Worker:
             raise UnusableInputError(
                 f"{spec.path}: tensor {spec.name} cannot be read ({reason})", "was it changed meanwhile?"
             ) from None
-        rows: NDArray[Any] = buffer[:nbytes].view(dtype)
-        return rows.reshape(slab.n_rows, row_length)
+        rows: NDArray[Any] = buffer[:nbytes].view(_RAW.get(spec.dtype, np.uint8))
+        return rows.reshape(slab.n_rows, -1)
 
     def _open(self, path: Path) -> None:
         if path != self._path:
             self.close()
             self._input, self._path = os.open(path, os.O_RDONLY), path
 
+    def _check(self, slab: Slab, raw: NDArray[Any]) -> None:
+        spec = slab.part.spec
+        if spec.dtype in _INFINITY:
+            _check_finite(slab, raw)
+        elif not self._quantizer.is_valid(GGMLType[spec.dtype], raw):
+            raise _broken(spec, f"values that are not finite near row {slab.row0}")
+
     def _widened(self, slab: Slab, view: NDArray[Any]) -> NDArray[np.float32]:
         """The elements of `view` in its order as F32, shape `(rows, row length of the output)`."""
-        self._wide = _at_least(self._wide, view.size)
-        wide = self._wide[: view.size]
-        target = wide.reshape(view.shape)
-        match slab.part.spec.dtype:
+        dtype = slab.part.spec.dtype
+        size = view.size if dtype in _INFINITY else slab.n_rows * slab.part.row_length
+        self._wide = _at_least(self._wide, size)
+        wide = self._wide[:size]
+        match dtype:
             case "BF16":
-                np.left_shift(view, 16, out=target.view(np.uint32), dtype=np.uint32)
+                np.left_shift(view, 16, out=wide.reshape(view.shape).view(np.uint32), dtype=np.uint32)
             case "F16":
-                np.copyto(target, view.view(np.float16))
+                np.copyto(wide.reshape(view.shape), view.view(np.float16))
+            case "F32":
+                np.copyto(wide.reshape(view.shape), view.view(np.float32))
             case _:
-                np.copyto(target, view.view(np.float32))
+                self._quantizer.dequantize(GGMLType[dtype], view, wide)
         shape = slab.tensor.shape
         return wide.reshape(-1, shape[0] if len(shape) > 1 else 1)
 
@@ -253,8 +270,12 @@ def _check_finite(slab: Slab, raw: NDArray[Any]) -> None:
         return
     row = int((magnitude >= infinity).any(axis=1).argmax())
     kind = "NaN" if int(magnitude[row].max()) > infinity else "an infinite value"
-    raise UnusableInputError(
-        f"{spec.path}: tensor {spec.name} has {kind} in row {slab.row0 + row}",
+    raise _broken(spec, f"{kind} in row {slab.row0 + row}")
+
+
+def _broken(spec: TensorSpec, what: str) -> UnusableInputError:
+    return UnusableInputError(
+        f"{spec.path}: tensor {spec.name} has {what}",
         "the weights are broken: get them again, or the checkpoint of another training step",
     )
 

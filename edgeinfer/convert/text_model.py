@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from edgeinfer.convert.architectures.base import Architecture
 from edgeinfer.convert.checkpoint import Checkpoint, TensorSpec
@@ -46,7 +47,7 @@ def text_model(checkpoint: Checkpoint, architecture: Architecture) -> Checkpoint
             )
         tensors[name] = spec
     notes = tuple(f"{count} tensors of {part} (only the text model converts)" for part, count in left_out.items())
-    return Checkpoint(checkpoint.path, config, tensors, notes)
+    return replace(checkpoint, config=config, tensors=tensors, left_out=notes)
 
 
 def _text_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""ggml's quantizers: F32 rows to the bytes of a tensor type (ggml/src/ggml-quants.c)."""
+"""ggml's quantizers: F32 rows to the bytes of a tensor type and back (ggml/src/ggml-quants.c)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.ggml_types import GGMLType
+
+
+class TypeTraits(ctypes.Structure):
+    """struct ggml_type_traits (ggml/include/ggml.h); a test holds it against the library's own functions."""
+
+    _fields_ = (
+        ("type_name", ctypes.c_char_p),
+        ("block_length", ctypes.c_int64),
+        ("block_length_interleaved", ctypes.c_int64),
+        ("block_nbytes", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
+        ("from_float", ctypes.c_void_p),
+    )
+
+
+@cache
+def type_traits(ggml_type: int) -> TypeTraits:
+    """What the library knows of a type that has an id in `GGMLType`; any other id would read out of bounds."""
+    traits: TypeTraits = _ggml().ggml_get_type_traits(GGMLType(ggml_type)).contents
+    return traits
 
 
 @cache
@@ -29,6 +50,8 @@ def _ggml() -> ctypes.CDLL:
     library.ggml_quantize_chunk.restype = ctypes.c_size_t
     library.ggml_validate_row_data.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
     library.ggml_validate_row_data.restype = ctypes.c_bool
+    library.ggml_get_type_traits.argtypes = [ctypes.c_int]
+    library.ggml_get_type_traits.restype = ctypes.POINTER(TypeTraits)
     return library
 
 
@@ -69,6 +92,18 @@ class GGMLQuantizer:
             raise ValueError(f"{GGMLType(ggml_type).name} cannot be quantized without weights")
         importance = None if weights is None else weights.ctypes.data
         _ggml().ggml_quantize_chunk(ggml_type, rows.ctypes.data, out.ctypes.data, 0, n_rows, length, importance)
+
+    def dequantize(self, ggml_type: int, data: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
+        """Widen whole blocks of a type into `out`; both C-contiguous. ValueError for a type that cannot be widened."""
+        expected = GGMLType(ggml_type).row_nbytes(out.size)
+        if not (data.flags.c_contiguous and out.flags.c_contiguous and out.dtype == np.float32):
+            raise ValueError("dequantizing needs contiguous bytes and contiguous float32 elements")
+        if data.nbytes != expected:
+            raise ValueError(f"{out.size} elements take {expected} bytes, not {data.nbytes}")
+        to_float = type_traits(ggml_type).to_float
+        if not to_float:
+            raise ValueError(f"{GGMLType(ggml_type).name} has no way back to float")
+        to_float(data.ctypes.data, out.ctypes.data, out.size)
 
     def is_valid(self, ggml_type: int, data: NDArray[np.uint8]) -> bool:
         """Whether whole blocks of `data` hold nothing that is NaN or infinite (in their scales)."""
