@@ -46,7 +46,7 @@ def _import_bindings() -> Any:
 if "OMP_WAIT_POLICY" not in os.environ and other_running_threads() > 0:
     # The library's threads spin while they wait for each other, by GNU OpenMP's default for milliseconds. That is
     # fastest on a machine of their own; next to other programs they spin while the one they wait for cannot run, and a
-    # token takes up to a hundred times longer. OpenMP reads this when it is loaded.
+    # token can take tens of times longer. OpenMP reads this when it is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 llama: Any = _import_bindings()
