@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 _CPU_DIRECTORY = Path("/sys/devices/system/cpu")
 _LOADAVG = Path("/proc/loadavg")
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_LOOKS = 4
+_BETWEEN_LOOKS_S = 1e-3
 
 
 def default_threads() -> int:
@@ -21,13 +24,20 @@ def default_threads() -> int:
     return max(1, min(len(cores), _quota() or len(cores)))
 
 
-def other_running_threads() -> int:
-    """How many threads besides this one run or wait for a core at this moment; 0 where the system doesn't tell."""
-    try:
-        runnable, _, _ = _LOADAVG.read_text().split()[3].partition("/")
-        return max(0, int(runnable) - 1)
-    except (OSError, ValueError, IndexError):
-        return 0
+def cores_are_shared() -> bool:
+    """Whether other programs keep the cores busy; False where the system doesn't tell.
+
+    A single look also counts what only wakes up for a moment, one time in ten on an idle machine: all must agree.
+    """
+    for _ in range(_LOOKS):
+        try:
+            runnable, _, _ = _LOADAVG.read_text().split()[3].partition("/")
+            if int(runnable) <= 1:  # this thread
+                return False
+        except (OSError, ValueError, IndexError):
+            return False
+        time.sleep(_BETWEEN_LOOKS_S)
+    return True
 
 
 def peak_rss_bytes() -> int:

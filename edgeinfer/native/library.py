@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from edgeinfer.errors import ResourceError
-from edgeinfer.native.devices import other_running_threads
+from edgeinfer.native.devices import cores_are_shared
 
 _ERROR, _CONTINUATION = 4, 5  # enum ggml_log_level
 _MAX_ERRORS = 16
@@ -43,7 +43,7 @@ def _import_bindings() -> Any:
         del sys.modules[name]
 
 
-if "OMP_WAIT_POLICY" not in os.environ and other_running_threads() > 0:
+if "OMP_WAIT_POLICY" not in os.environ and cores_are_shared():
     # The library's threads spin while they wait for each other, by GNU OpenMP's default for milliseconds. That is
     # fastest on a machine of their own; next to other programs they spin while the one they wait for cannot run, and a
     # token can take tens of times longer. OpenMP reads this when it is loaded.

@@ -26,3 +26,15 @@ def test_a_machine_that_tells_nothing_has_a_core_per_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(devices, "_CGROUP_QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr(devices, "_allowed_cpus", lambda: {0, 1, 2})
     assert devices.default_threads() == 3
+
+
+def test_cores_are_shared_only_if_every_look_finds_somebody_else(tmp_path, monkeypatch):
+    loadavg = tmp_path / "loadavg"
+    monkeypatch.setattr(devices, "_LOADAVG", loadavg)
+    assert not devices.cores_are_shared()
+    loadavg.write_text("0.50 0.40 0.30 2/140 4711\n")
+    assert devices.cores_are_shared()
+    monkeypatch.setattr(devices.time, "sleep", lambda _: loadavg.write_text("0.50 0.40 0.30 1/140 4711\n"))
+    assert not devices.cores_are_shared()
+    loadavg.write_text("something else")
+    assert not devices.cores_are_shared()
