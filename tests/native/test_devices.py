@@ -1,5 +1,7 @@
 """How many threads a machine is worth."""
 
+import threading
+
 from edgeinfer.native import devices
 
 
@@ -34,7 +36,29 @@ def test_cores_are_shared_only_if_every_look_finds_somebody_else(tmp_path, monke
     assert not devices.cores_are_shared()
     loadavg.write_text("0.50 0.40 0.30 2/140 4711\n")
     assert devices.cores_are_shared()
+    monkeypatch.setattr(devices, "_own_running_threads", lambda: 2)
+    assert not devices.cores_are_shared()
+    monkeypatch.setattr(devices, "_own_running_threads", lambda: 1)
     monkeypatch.setattr(devices.time, "sleep", lambda _: loadavg.write_text("0.50 0.40 0.30 1/140 4711\n"))
     assert not devices.cores_are_shared()
     loadavg.write_text("something else")
     assert not devices.cores_are_shared()
+
+
+def test_this_process_s_own_running_threads_are_not_somebody_else():
+    over = threading.Event()
+
+    def spin():
+        while not over.is_set():
+            pass
+
+    assert devices._own_running_threads() == 1
+    threads = [threading.Thread(target=spin) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert any(devices._own_running_threads() > 1 for _ in range(200))
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
