@@ -1,4 +1,5 @@
 # make demo: from checkpoint to answer. make test: every test. make check: what a change must pass. make models: fetch only.
+# make conformance: every architecture against transformers and llama.cpp's own script, and all golden data of it.
 # make bench: the README's table, against llama.cpp's own tools (builds them first, takes half an hour).
 
 PYTHON ?= python3
@@ -7,7 +8,7 @@ INSTALLED := .venv/.installed
 # So that the commands that make shows are the commands that a person types.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test check models bench clean
+.PHONY: demo test check models conformance bench clean
 .DEFAULT_GOAL := demo
 
 demo: models
@@ -23,9 +24,15 @@ check: $(INSTALLED)
 	mypy
 	pytest -m "not model"
 
-# SmolLM2-135M-Instruct and the checkpoint made of it, in $EDGEINFER_CACHE or ~/.cache/edgeinfer.
+# SmolLM2-135M-Instruct, the checkpoint made of it, and all-MiniLM-L6-v2, in $EDGEINFER_CACHE or ~/.cache/edgeinfer.
 models: $(INSTALLED)
 	@$(BIN)/python scripts/make_checkpoint.py smollm2 > /dev/null
+	@$(BIN)/python scripts/fetch_model.py minilm > /dev/null
+
+conformance: $(INSTALLED)
+	@$(BIN)/python scripts/conformance.py
+	@$(BIN)/python scripts/golden_embeddings.py
+	pytest tests/conformance --all-types
 
 bench: models
 	@$(BIN)/python scripts/compare.py

@@ -6,8 +6,13 @@ __version__ = "0.1.0"
 
 _API = {
     "convert": "edgeinfer.api.convert",
+    "evaluate": "edgeinfer.quality.evaluate",
+    "imatrix": "edgeinfer.api.imatrix",
     "inspect": "edgeinfer.api.inspect",
     "load": "edgeinfer.api.model",
+    "load_encoder": "edgeinfer.api.embed",
+    "Encoder": "edgeinfer.api.embed",
+    "tokenize": "edgeinfer.api.vocabulary",
     "Model": "edgeinfer.api.model",
 }
 
@@ -17,9 +22,9 @@ def __getattr__(name: str) -> Any:
     if name in _API:
         from importlib import import_module
 
-        # Kept, because the import has put the package `edgeinfer.convert` where the function belongs.
-        value = globals()[name] = getattr(import_module(_API[name]), name)
-        return value
+        # Kept, because `convert` is a package too, which the import has just made an attribute of this one.
+        found = globals()[name] = getattr(import_module(_API[name]), name)
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

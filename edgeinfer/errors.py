@@ -15,7 +15,7 @@ Anything else that escapes is a bug of ours: exit code 1. `message` is one line 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class EdgeinferError(Exception):
@@ -29,7 +29,7 @@ class EdgeinferError(Exception):
         self.message = message
         self.hint = hint
 
-    def as_json(self) -> dict[str, dict[str, str]]:
+    def as_json(self) -> dict[str, Any]:
         """The contract's error document: `{"error": {"code", "message", "hint"}}`."""
         return {"error": {"code": self.code, "message": self.message, "hint": self.hint}}
 
@@ -74,6 +74,14 @@ class CheckFailedError(EdgeinferError):
 
     exit_code = 7
     code = "check_failed"
+
+    def __init__(self, message: str, hint: str = "", found: dict[str, Any] | None = None) -> None:
+        super().__init__(message, hint)
+        self.found = found or {}
+
+    def as_json(self) -> dict[str, Any]:
+        """The error document, with what the check found before it."""
+        return {**self.found, **super().as_json()}
 
 
 class InterruptedByUser(EdgeinferError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 from edgeinfer.errors import UsageError
@@ -107,14 +108,28 @@ class ConvertOptions:
     """Every tensor gets the file's type; no mixture."""
     fallback: bool = True
     """Give a tensor whose rows do not divide into blocks another type, rather than refuse."""
+    pre: str | None = None
+    """llama.cpp's name of the pre-tokenizer; None finds it out."""
+    allow_requantize: bool = False
+    """Quantize tensors of a GGUF source that are quantized already."""
+    split_max_size: int | None = None
+    """Bytes of tensors that a file of the output may hold; None makes one file."""
+    imatrix: str | PathLike[str] | None = None
+    """An importance matrix of this model, GGUF or `.dat`."""
+    calibrate: str | PathLike[str] | None = None
+    """A text file to compute an importance matrix from first."""
     threads: int | None = None
     overwrite: bool = False
     verify: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse with a UsageError a number of threads that cannot be."""
+        """Refuse with a UsageError numbers that cannot be, and two importance matrices."""
+        if self.imatrix is not None and self.calibrate is not None:
+            raise UsageError("--imatrix and --calibrate are both given", "use a matrix, or compute one")
         if self.threads is not None:
             _need(self, "threads", 1, MAX_THREADS)
+        if self.split_max_size is not None:
+            _need(self, "split_max_size", 1, 2**63 - 1)
 
 
 def _need(options: Any, name: str, least: float, most: float) -> None:

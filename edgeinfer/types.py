@@ -242,6 +242,22 @@ class Answer:
     timings: Timings = field(default_factory=Timings)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Importance:
+    """How much each column of a weight matters: sums of squared activations, of the matrices of one tensor in turn."""
+
+    sums: NDArray[np.float32]
+    """Shape `(matrices × row length,)`."""
+    counts: NDArray[np.float32]
+    """How many activations were summed: one number for all matrices, or one for each."""
+
+    def weights(self, matrix: int, row_length: int) -> NDArray[np.float32]:
+        """The mean squares for one matrix, shape `(row length,)`; ones where nothing was seen (an idle expert)."""
+        sums = self.sums[matrix * row_length :][:row_length]
+        count = self.counts[matrix if self.counts.size > 1 else 0]
+        return np.ascontiguousarray(sums / count) if count > 0 else np.ones(row_length, np.float32)
+
+
 class Quantizer(Protocol):
     """Turns F32 rows into the bytes of a tensor type; safe to call from several threads at once."""
 
@@ -249,8 +265,21 @@ class Quantizer(Protocol):
         """Build the lookup tables that these ggml types need, once, before any thread starts."""
         ...
 
-    def quantize(self, ggml_type: int, rows: NDArray[np.float32], out: NDArray[np.uint8]) -> None:
-        """Quantize `rows` (C-contiguous, shape `(n, row length)`) into `out` (exactly the bytes needed)."""
+    def quantize(
+        self,
+        ggml_type: int,
+        rows: NDArray[np.float32],
+        out: NDArray[np.uint8],
+        weights: NDArray[np.float32] | None = None,
+    ) -> None:
+        """Quantize `rows` (C-contiguous, shape `(n, row length)`) into `out` (exactly the bytes needed).
+
+        `weights`, shape `(row length,)`, say how much an error in each column matters.
+        """
+        ...
+
+    def dequantize(self, ggml_type: int, data: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
+        """Widen whole blocks of `data` to F32 (`out` has exactly the elements that they hold)."""
         ...
 
     def is_valid(self, ggml_type: int, data: NDArray[np.uint8]) -> bool:

@@ -1,7 +1,7 @@
 """Builds what edgeinfer is measured against, outside the repository: llama.cpp's own tools, from the very same source.
 
-The source is that of the llama-cpp-python release that pyproject.toml pins. From it come llama-bench, llama-quantize
-and llama-completion (cmake, Release, for this CPU), and a virtual environment in which convert_hf_to_gguf.py runs.
+The source is that of the llama-cpp-python release that pyproject.toml pins. From it come TOOLS (cmake, Release, for
+this CPU), and a virtual environment in which convert_hf_to_gguf.py runs.
 Takes ten minutes on two cores and 2 GB of disk the first time; afterwards nothing. Prints the directory.
 """
 
@@ -24,7 +24,7 @@ from toolbox import REPOSITORY, cache_dir, run
 from edgeinfer.cli import console
 from edgeinfer.errors import ResourceError, UnusableInputError
 
-TOOLS = ("llama-bench", "llama-quantize", "llama-completion")
+TOOLS = ("llama-bench", "llama-quantize", "llama-completion", "llama-imatrix", "llama-perplexity")
 CMAKE_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
@@ -67,13 +67,19 @@ class Peers:
 
 def build() -> Peers:
     """The peers, built now unless they are there already."""
+    peers = reference()
+    if not all(peers.tool(name).is_file() for name in TOOLS):
+        _build_tools(peers)
+    return peers
+
+
+def reference() -> Peers:
+    """The source and the environment of `convert_script`, but not the tools, which take longest."""
     version = pinned_version()
     peers = Peers(cache_dir("peers") / version)
     peers.folder.mkdir(parents=True, exist_ok=True)
     if not peers.source.is_dir():
         _fetch_source(peers, version)
-    if not all(peers.tool(name).is_file() for name in TOOLS):
-        _build_tools(peers)
     if not (installed := peers.folder / "venv" / ".installed").exists():
         _make_venv(peers)
         installed.touch()

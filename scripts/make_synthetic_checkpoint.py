@@ -17,7 +17,7 @@ import numpy as np
 from checkpoint_tokenizer import write_json
 from make_checkpoint import cached_checkpoint
 from numpy.typing import NDArray
-from safetensors_writer import BF16_NBYTES, TensorSource, to_bf16, write_weights
+from safetensors_writer import TensorSource, to_bf16, write_weights
 from toolbox import parse_nbytes, run
 
 from edgeinfer.cli import console
@@ -30,6 +30,7 @@ KV_HEADS = 8
 MAX_SHARD_NBYTES = 2 * 10**9
 POOL_ELEMENTS = (1 << 24) + 7919
 SLAB_ELEMENTS = 1 << 20
+BF16_NBYTES = 2
 WEIGHT_SCALE = 0.02
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 

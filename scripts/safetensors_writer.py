@@ -1,4 +1,4 @@
-"""Writes BF16 safetensors files (one, or shards with an index) as a stream: no tensor is ever whole in memory."""
+"""Writes safetensors files (one, or shards with an index) as a stream: no tensor is ever whole in memory."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-BF16_NBYTES = 2
+_DTYPES = {"BF16": np.dtype("<u2"), "U8": np.dtype("u1")}
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """A tensor to write: its name, its shape in PyTorch's order, and where its slabs of BF16 bits come from."""
+    """A tensor to write: its name, its shape in PyTorch's order, and where its slabs of bits come from."""
 
     name: str
     shape: tuple[int, ...]
-    slabs: Callable[[], Iterable[NDArray[np.uint16]]]
+    slabs: Callable[[], Iterable[NDArray[np.uint16] | NDArray[np.uint8]]]
+    dtype: str = "BF16"
 
     @property
     def nbytes(self) -> int:
         """Bytes in the file."""
-        return int(np.prod(self.shape, dtype=np.int64)) * BF16_NBYTES
+        return int(np.prod(self.shape, dtype=np.int64)) * _DTYPES[self.dtype].itemsize
 
 
 def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -67,7 +68,7 @@ def _write_file(path: Path, tensors: list[TensorSource]) -> None:
     end = 0
     for tensor in tensors:
         begin, end = end, end + tensor.nbytes
-        header[tensor.name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)  # the data starts aligned
     with open(path, "wb") as file:
@@ -75,5 +76,5 @@ def _write_file(path: Path, tensors: list[TensorSource]) -> None:
         data_offset = file.tell()
         for tensor in tensors:
             for slab in tensor.slabs():
-                file.write(np.ascontiguousarray(slab, "<u2").data)
+                file.write(np.ascontiguousarray(slab, _DTYPES[tensor.dtype]).data)
         assert file.tell() == data_offset + end, f"{path}: slabs and shapes disagree"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from fetch_model import fetch
+from golden_embeddings import unpack_checkpoint
 from make_checkpoint import cached_checkpoint
 
 
@@ -21,9 +22,20 @@ def smollm2_checkpoint() -> Path:
     return cached_checkpoint("smollm2")
 
 
+@pytest.fixture(scope="session")
+def minilm_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """all-MiniLM-L6-v2, a sentence encoder, as sentence-transformers has it."""
+    return unpack_checkpoint(tmp_path_factory.mktemp("minilm"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever uses the real model is marked so, whether its author thought of it or not."""
     for item in items:
-        if {"smollm2_gguf", "smollm2_checkpoint"} & set(getattr(item, "fixturenames", ())):
+        if {"smollm2_gguf", "smollm2_checkpoint", "minilm_checkpoint"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.model)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `make conformance` adds."""
+    parser.addoption("--all-types", action="store_true", help="tests/conformance: the data of every type")

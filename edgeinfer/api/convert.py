@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeinfer.api.embed import load_encoder
+from edgeinfer.api.files import read_text
+from edgeinfer.api.imatrix import imatrix
 from edgeinfer.api.model import load
-from edgeinfer.convert.pipeline import Planned, execute, prepare
+from edgeinfer.api.source import locate
+from edgeinfer.api.vocabulary import open_vocabulary
+from edgeinfer.convert.imatrix import ExpectedMatrix
+from edgeinfer.convert.pipeline import Planned, check_target, execute, prepare
+from edgeinfer.errors import CheckFailedError
 from edgeinfer.native.devices import default_threads, peak_rss_bytes
 from edgeinfer.native.quantize import GGMLQuantizer
 from edgeinfer.options import ConvertOptions, RuntimeOptions
+from edgeinfer.types import Refusal, Row, Tokens, Vocabulary
 
-_VERIFY_CTX_SIZE = 64
+_VERIFY_OPTIONS = RuntimeOptions(ctx_size=64)
 _DEFAULTS = ConvertOptions()
 
 
@@ -23,6 +37,8 @@ class Fallback:
     tensor: str
     wanted: str
     got: str
+    extra_bytes: int
+    """What that costs; negative where the other type is smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +61,13 @@ class Converted:
 def plan_conversion(
     source: str | Path, output: str | Path | None = None, options: ConvertOptions = _DEFAULTS
 ) -> Planned:
-    """Read a checkpoint's headers and plan its conversion; reads no weights. `convert` says what it raises."""
-    return prepare(Path(source), Path(output) if output is not None else None, options)
+    """Read a source's headers and plan its conversion; reads no weights, but fetches a source that is on the Hub.
+
+    `convert` says what it raises.
+    """
+    target = Path(output) if output is not None else None
+    located = locate(source, target, options)
+    return prepare(located.path, target, options, open_vocabulary, repository=located.repository)
 
 
 def run_conversion(
@@ -55,11 +76,13 @@ def run_conversion(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Converted:
     """Carry out a planned conversion; `progress` is told the input bytes just done and their total."""
+    if options.calibrate is not None:
+        return _run_calibrated(planned, options, Path(options.calibrate), progress)
     seconds = execute(
         planned,
         options,
         GGMLQuantizer(),
-        lambda path: load(path, RuntimeOptions(ctx_size=_VERIFY_CTX_SIZE)),
+        _open_encoder if planned.plan.is_encoder else _open_decoder,
         options.threads or default_threads(),
         progress,
     )
@@ -68,22 +91,76 @@ def run_conversion(
         output=str(planned.output),
         architecture=plan.architecture,
         type=plan.file_type.name,
-        bytes=planned.output.stat().st_size,
+        bytes=sum(path.stat().st_size for path in plan.paths(planned.output)),
         bits_per_weight=round(plan.bits_per_weight, 4),
         tensors=len(plan.tensors),
         parameters=plan.n_parameters,
-        fallbacks=[Fallback(t.name, t.fallback_from.name, t.type.name) for t in plan.tensors if t.fallback_from],
+        fallbacks=[
+            Fallback(t.name, t.fallback_from.name, t.type.name, round(t.fallback_extra_nbytes))
+            for t in plan.fallbacks
+            if t.fallback_from
+        ],
         seconds=round(seconds, 3),
         peak_rss_bytes=peak_rss_bytes(),
         verified=options.verify,
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A written model as `convert.verify` wants it."""
+
+    vocabulary: Vocabulary
+    run: Callable[[Tokens], NDArray[np.float32] | Refusal]
+
+    def outputs(self, tokens: Tokens) -> NDArray[np.float32]:
+        outputs = self.run(tokens)
+        if isinstance(outputs, Refusal):
+            raise CheckFailedError(f"the written model does not run: {outputs.value}", "this is a bug in edgeinfer")
+        return outputs
+
+
+@contextmanager
+def _open_decoder(path: Path) -> Iterator[_Opened]:
+    with load(path, _VERIFY_OPTIONS) as model:
+        yield _Opened(model.vocabulary, lambda tokens: model.backend.forward([Row(0, tokens, 0, len(tokens) - 1)]))
+
+
+@contextmanager
+def _open_encoder(path: Path) -> Iterator[_Opened]:
+    with load_encoder(path, _VERIFY_OPTIONS) as model:
+        yield _Opened(model.vocabulary, model.embed_tokens)
+
+
+def _run_calibrated(
+    planned: Planned, options: ConvertOptions, text: Path, progress: Callable[[int, int], None]
+) -> Converted:
+    """Convert to a temporary Q8_0 file, compute the importance matrix with that, then convert with the matrix."""
+    started_s = time.perf_counter()
+    check_target(planned, overwrite=options.overwrite)
+    read_text(text)  # what is wrong with it is said before the work starts
+    with tempfile.TemporaryDirectory(prefix=".edgeinfer-", dir=planned.output.parent) as folder:
+        model, matrix = Path(folder, "q8_0.gguf"), Path(folder, ExpectedMatrix(text).name)
+        plain = ConvertOptions(
+            type="Q8_0", allow_requantize=options.allow_requantize, threads=options.threads, verify=False
+        )
+        run_conversion(_planned_as(planned, model, plain), plain)
+        imatrix(model, text, matrix, threads=options.threads)
+        model.unlink()  # makes room for the output
+        options = replace(options, imatrix=matrix, calibrate=None)
+        converted = run_conversion(_planned_as(planned, planned.output, options), options, progress)
+    return replace(converted, seconds=round(time.perf_counter() - started_s, 3))
+
+
+def _planned_as(planned: Planned, output: Path, options: ConvertOptions) -> Planned:
+    return prepare(planned.source, output, options, open_vocabulary, repository=planned.repository)
+
+
 def convert(source: str | Path, output: str | Path | None = None, options: ConvertOptions = _DEFAULTS) -> Converted:
-    """Quantize the Hugging Face checkpoint in directory `source` into one GGUF file.
+    """Quantize `source` into a GGUF file: a Hugging Face checkpoint (directory or Hub id) or another GGUF file.
 
     `output` defaults to `NAME-TYPE.gguf` in the current directory; it appears only when it is complete and checked.
-    Raises UsageError, NotFoundError, UnusableInputError (a broken or unknown checkpoint), ResourceError (no space, not
+    Raises UsageError, NotFoundError, UnusableInputError (a broken or unknown source), ResourceError (no space, not
     writable), CheckFailedError (the verification found a difference).
     """
     return run_conversion(plan_conversion(source, output, options), options)

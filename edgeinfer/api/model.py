@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from edgeinfer.api.files import checked_header, resolve
+from edgeinfer.api.vocabulary import vocabulary_of
 from edgeinfer.errors import UsageError
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.native import library
@@ -75,7 +76,7 @@ class Model:
         self.native = native
         self.backend = backend
         self.load_ms = load_ms
-        self.vocabulary = native.vocabulary
+        self.vocabulary = vocabulary_of(header, native.vocabulary)
         self.engine = Engine(backend, NativeSamplerFactory(native.vocabulary))
         self.sampling = _recommended_sampling(header)
         """The model's own recommendations over llama.cpp's defaults."""

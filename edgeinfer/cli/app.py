@@ -10,7 +10,7 @@ import typer
 import typer.exceptions
 
 from edgeinfer import __version__
-from edgeinfer.cli import bench, console, convert, inspect, run
+from edgeinfer.cli import bench, console, convert, eval, imatrix, inspect, run, tokenize
 from edgeinfer.errors import EdgeinferError, InterruptedByUser, ResourceError, UsageError
 
 app = typer.Typer(
@@ -25,6 +25,9 @@ app = typer.Typer(
 app.command("convert")(convert.command)
 app.command("run")(run.command)
 app.command("bench")(bench.command)
+app.command("eval")(eval.command)
+app.command("imatrix")(imatrix.command)
+app.command("tokenize")(tokenize.command)
 app.command("inspect")(inspect.command)
 
 

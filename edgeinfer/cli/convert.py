@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,12 +19,16 @@ from edgeinfer.options import ConvertOptions
 if TYPE_CHECKING:
     from edgeinfer.api.convert import Converted
     from edgeinfer.convert.pipeline import Planned
+    from edgeinfer.convert.plan import ConvertPlan
 
 _DEFAULTS = ConvertOptions()
 
 
 def command(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Directory of a Hugging Face checkpoint.")],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="Hugging Face checkpoint (directory or ORG/NAME[@REVISION]), or .gguf."),
+    ],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="OUT", help="[default: NAME-TYPE.gguf here]")
     ] = None,
@@ -40,10 +45,25 @@ def command(
     token_embedding_type: Annotated[
         str | None, typer.Option("--token-embedding-type", metavar="TYPE", help="Type of token_embd.weight.")
     ] = _DEFAULTS.token_embedding_type,
+    imatrix: Annotated[
+        Path | None, typer.Option("--imatrix", metavar="FILE", help="Importance matrix of this model: GGUF or .dat.")
+    ] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option("--calibrate", metavar="TEXT", help="Compute an importance matrix from TEXT first.")
+    ] = None,
     pure: Annotated[bool, typer.Option("--pure", help="Give every tensor TYPE; no mixture.")] = _DEFAULTS.pure,
     no_fallback: Annotated[
         bool, typer.Option("--no-fallback", help="Refuse instead of choosing another type for rows that don't divide.")
     ] = False,
+    pre: Annotated[
+        str | None, typer.Option("--pre", metavar="NAME", help="llama.cpp's pre-tokenizer [default: found out].")
+    ] = _DEFAULTS.pre,
+    allow_requantize: Annotated[
+        bool, typer.Option("--allow-requantize", help="Quantize a GGUF source's quantized tensors again.")
+    ] = _DEFAULTS.allow_requantize,
+    split_max_size: Annotated[
+        str | None, typer.Option("--split-max-size", metavar="SIZE", help="Write shards of up to SIZE: 500M, 2G.")
+    ] = None,
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="Threads [default: physical cores].")
     ] = _DEFAULTS.threads,
@@ -62,6 +82,11 @@ def command(
         token_embedding_type=token_embedding_type,
         pure=pure,
         fallback=not no_fallback,
+        pre=pre,
+        allow_requantize=allow_requantize,
+        split_max_size=None if split_max_size is None else _nbytes(split_max_size),
+        imatrix=imatrix,
+        calibrate=calibrate,
         threads=threads,
         overwrite=overwrite,
         verify=not no_verify,
@@ -72,12 +97,20 @@ def command(
         return
     for note in planned.plan.dropped:
         console.note(f"note: left out {note}")
+    for note in planned.notes:
+        console.note(f"note: {note}")
+    if unweighted := planned.plan.unweighted:
+        console.note(
+            f"note: the importance matrix has nothing for {len(unweighted)} tensors, the first is {unweighted[0].name}"
+        )
+    if calibrate is not None:
+        console.note(f"computing an importance matrix from {calibrate} with a temporary Q8_0 file")
     with _progress_bar() as progress:
         converted = run_conversion(planned, options, progress)
     if as_json:
         console.result_json(dataclasses.asdict(converted))
     else:
-        _summarize(converted)
+        _summarize(converted, planned.plan)
         console.result(converted.output)
 
 
@@ -86,6 +119,14 @@ def _pattern_and_type(text: str) -> tuple[str, str]:
     if not found or not pattern:
         raise UsageError(f"--tensor-type {text!r} is not REGEX=TYPE", "for example attn_v=q8_0")
     return pattern, name
+
+
+def _nbytes(text: str) -> int:
+    """A size as llama-gguf-split takes it: whole millions or billions of bytes."""
+    match = re.fullmatch(r"(\d{1,9})([MG])", text.upper())
+    if not match or not int(match[1]):
+        raise UsageError(f"--split-max-size {text!r} is not a size", "for example 500M or 2G")
+    return int(match[1]) * {"M": 10**6, "G": 10**9}[match[2]]
 
 
 @contextmanager
@@ -102,20 +143,24 @@ def _progress_bar() -> Iterator[Callable[[int, int], None]]:
         yield advance
 
 
-def _summarize(converted: Converted) -> None:
+def _summarize(converted: Converted, plan: ConvertPlan) -> None:
     size = f"{table.size(converted.bytes)} as {converted.type}, {converted.bits_per_weight:.2f} bits per weight"
     state = "verified" if converted.verified else "not verified"
     console.note(
         f"{converted.architecture}, {converted.parameters:,} parameters: {size}, {converted.seconds:.1f} s, {state}"
     )
-    if converted.fallbacks:
-        console.note(f"note: {_fallback_text([(f.wanted, f.got) for f in converted.fallbacks], converted.tensors)}")
+    if plan.fallbacks:
+        console.note(f"note: {_fallback_text(plan)}")
 
 
-def _fallback_text(pairs: list[tuple[str, str]], n_tensors: int) -> str:
+def _fallback_text(plan: ConvertPlan) -> str:
+    pairs = [(t.fallback_from.name, t.type.name) for t in plan.fallbacks if t.fallback_from]
     counts = {pair: pairs.count(pair) for pair in sorted(set(pairs))}
     kinds = ", ".join(f"{count} {got} instead of {wanted}" for (wanted, got), count in counts.items())
-    return f"{len(pairs)} of {n_tensors} tensors have rows that don't divide into the type's blocks: {kinds}"
+    return (
+        f"{len(pairs)} of {len(plan.tensors)} tensors have rows that don't divide into the type's blocks: {kinds}; "
+        f"{plan.bits_per_weight:.2f} bits per weight instead of {plan.bits_per_weight_without_fallbacks:.2f}"
+    )
 
 
 def _plan_document(planned: Planned) -> dict[str, Any]:
@@ -158,8 +203,8 @@ def _plan_text(planned: Planned) -> str:
         f"{planned.output}: {plan.architecture}, {plan.n_parameters:,} parameters, {planned.nbytes:,} bytes, "
         f"{plan.bits_per_weight:.2f} bits per weight as {plan.file_type.name}",
     ]
-    fallbacks = [(t.fallback_from.name, t.type.name) for t in plan.tensors if t.fallback_from]
-    if fallbacks:
-        lines.append(_fallback_text(fallbacks, len(plan.tensors)))
+    if plan.fallbacks:
+        lines.append(_fallback_text(plan))
     lines += [f"left out: {note}" for note in plan.dropped]
+    lines += planned.notes
     return "\n".join(lines)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import reprlib
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edgeinfer.convert.config import Config
 from edgeinfer.convert.json_file import check_regular, parse_object, read_object
 from edgeinfer.errors import NotFoundError, UnusableInputError
+from edgeinfer.ggml_types import GGMLType
 
 INDEX_NAME = "model.safetensors.index.json"
 MAX_HEADER_NBYTES = 100_000_000  # the limit of the safetensors library
@@ -28,15 +30,21 @@ DTYPE_NBYTES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor of the checkpoint. `shape` is Hugging Face's order: the row length last."""
+    """A tensor of the source. `shape` is Hugging Face's order: the row length last."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    """As safetensors names it, or a ggml type; the names that both have mean the same."""
     path: Path
     offset: int
     """Bytes from the start of `path`."""
     nbytes: int
+
+    def row_nbytes(self, length: int) -> int:
+        """Bytes of `length` elements."""
+        plain = DTYPE_NBYTES.get(self.dtype)
+        return GGMLType[self.dtype].row_nbytes(length) if plain is None else plain * length
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,19 @@ class Checkpoint:
     path: Path
     config: Config
     tensors: dict[str, TensorSpec]
+    repository: str | None = None
+    """`ORG/NAME` on the Hugging Face Hub, where it comes from there."""
+    left_out: tuple[str, ...] = ()
+    """What else the files hold, with the reason why it isn't in `tensors`."""
+
+    def without(self, pattern: str, reason: str) -> Checkpoint:
+        """The same without the tensors whose names begin as the regular expression says; `reason` "" needs no note."""
+        names = [name for name in self.tensors if re.match(pattern, name)]
+        if not names:
+            return self
+        note = f"{names[0]} ({reason})" if len(names) == 1 else f"{len(names)} tensors like {names[0]} ({reason})"
+        kept = {name: spec for name, spec in self.tensors.items() if name not in set(names)}
+        return replace(self, tensors=kept, left_out=(*self.left_out, note) if reason else self.left_out)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -66,7 +87,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise UnusableInputError(f"{path}: not a Hugging Face checkpoint (no config.json)", "is the download complete?")
     config = Config(path / "config.json", read_object(path / "config.json"))
     method = config.quantization_method
-    if method is not None:
+    if method not in (None, "mxfp4"):  # MXFP4 is a format of numbers that GGUF has too
         raise UnusableInputError(
             f"{path}: the weights are quantized already ({method})", "convert the checkpoint that it was made from"
         )

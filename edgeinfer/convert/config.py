@@ -25,18 +25,36 @@ class Config:
         """The same config, where `defaults` holds for what is missing (or null)."""
         return Config(self.path, self.values, defaults)
 
+    def with_values(self, values: Mapping[str, Any]) -> Config:
+        """The same config with some values replaced."""
+        return Config(self.path, {**self.values, **values}, self._defaults)
+
+    def text_model(self) -> Config:
+        """The config of a multimodal model's text model: its section over what stands outside of it; else itself."""
+        section = self.values.get("text_config")
+        if not isinstance(section, dict):
+            return self
+        # The text model was once a model of its own, with a class and a name that are not this one's.
+        own = {key: value for key, value in section.items() if key not in ("architectures", "_name_or_path")}
+        return Config(self.path, {**self.values, **own}, self._defaults)
+
+    @property
+    def is_multimodal(self) -> bool:
+        """Whether the text model is one part among others."""
+        return isinstance(self.values.get("text_config"), dict)
+
     def get(self, key: str) -> Any:
         """The raw value, its default, or None."""
         value = self.values.get(key)
         return self._defaults.get(key) if value is None else value
 
-    def integer(self, key: str, *, at_most: int = 2**31 - 1) -> int:
-        """A whole number from 1 to `at_most`; UnusableInputError when it is missing or something else."""
+    def integer(self, key: str, *, at_least: int = 1, at_most: int = 2**31 - 1) -> int:
+        """A whole number from `at_least` to `at_most`; UnusableInputError when it is missing or something else."""
         value = self.get(key)
         if type(value) is float and value.is_integer():
             value = int(value)
-        if type(value) is not int or not 1 <= value <= at_most:
-            raise self._bad(key, f"a whole number from 1 to {at_most}", value)
+        if type(value) is not int or not at_least <= value <= at_most:
+            raise self._bad(key, f"a whole number from {at_least} to {at_most}", value)
         return value
 
     def number(self, key: str) -> float:
@@ -84,10 +102,9 @@ class Config:
         """
         section: dict[str, Any] = {}
         for key in ("rope_scaling", "rope_parameters"):
-            value = self.values.get(key)
-            if value is not None and not isinstance(value, dict):
-                raise self._bad(key, "an object", value)
-            section.update(value or {})
+            section.update(self._object(key, self.get(key)))
+        if "full_attention" in section:  # a rope for each kind of layer
+            section = self._object("full_attention", section["full_attention"])
         kind = section.get("rope_type") or section.get("type") or "default"
         if not isinstance(kind, str):
             raise self._bad("rope_type", "a name", kind)
@@ -96,6 +113,21 @@ class Config:
             if section.get(key) is None:
                 section[key] = self.get(key)
         return Config(self.path, section, self._defaults)
+
+    @property
+    def window_rope(self) -> Config:
+        """The rope settings of the layers with a sliding window, where those have their own."""
+        section = self._object("rope_parameters", self.values.get("rope_parameters"))
+        own = dict(self._object("sliding_attention", section.get("sliding_attention")))
+        if own.get("rope_theta") is None:
+            own["rope_theta"] = self.get("rope_local_base_freq")
+        return Config(self.path, own)
+
+    def _object(self, key: str, value: Any) -> dict[str, Any]:
+        """A value that has to be an object, of which nothing is an empty one."""
+        if value is not None and not isinstance(value, dict):
+            raise self._bad(key, "an object", value)
+        return dict(value or {})
 
     def _bad(self, key: str, wanted: str, value: Any) -> UnusableInputError:
         state = "is missing" if value is None else f"is {reprlib.repr(value)}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.json_file import read_file, read_object_if_there
+from edgeinfer.convert.model_name import name_parts, size_label
+from edgeinfer.convert.resolve import TensorPlan
 from edgeinfer.errors import EdgeinferError
 
 MAX_README_NBYTES = 16 << 20
@@ -33,8 +35,9 @@ _CARD_TEXTS = {
 _CARD_LISTS = {"tags": ("tags", "pipeline_tag"), "languages": ("languages", "language")}
 
 
-def general_metadata(checkpoint: Checkpoint, n_parameters: int) -> dict[str, Any]:
+def general_metadata(checkpoint: Checkpoint, tensors: Sequence[TensorPlan]) -> dict[str, Any]:
     """The `general.*` keys of a checkpoint, in llama.cpp's names, without the prefix."""
+    n_parameters = sum(t.n_elements for t in tensors)
     card = _model_card(checkpoint.path / "README.md")
     name = _model_name(checkpoint)
     parts = name_parts(name.rsplit("/", 1)[-1], n_parameters)
@@ -44,16 +47,18 @@ def general_metadata(checkpoint: Checkpoint, n_parameters: int) -> dict[str, Any
         "name": _title(name.rsplit("/", 1)[-1]),
         "organization": _title(organization) if organization else None,
         **parts,
-        "size_label": parts.get("size_label") or size_label(n_parameters),
+        "size_label": parts.get("size_label") or size_label((t.name, t.shape) for t in tensors),
         **{target: _text(card.get(source)) for source, target in _CARD_TEXTS.items()},
-        **dict(_base_models(card)),
+        **dict(_base_models(card, n_parameters)),
         **{target: _list(card, sources) for target, sources in _CARD_LISTS.items()},
     }
     return {key: value for key, value in known.items() if value is not None}
 
 
 def _model_name(checkpoint: Checkpoint) -> str:
-    """The hub id that the config remembers, if it is one, else the directory's name."""
+    """The hub id that it was fetched by, or that the config remembers, else the directory's name."""
+    if checkpoint.repository:
+        return checkpoint.repository
     remembered = checkpoint.config.get("_name_or_path")
     if isinstance(remembered, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", remembered) and remembered[0] != ".":
         return remembered
@@ -105,77 +110,26 @@ def _list(card: dict[str, Any], keys: tuple[str, ...]) -> list[str] | None:
     return [text for key in keys for text in _texts(card.get(key))] or None
 
 
-def _base_models(card: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _base_models(card: dict[str, Any], n_parameters: int) -> Iterator[tuple[str, Any]]:
     models = _list(card, ("base_model",))
     if models is None:
         return
     yield "base_model.count", len(models)
     for i, model in enumerate(models):
-        organization, _, name = model.rpartition("/")
+        hub_id = re.fullmatch(r"(?:https?://huggingface\.co/)?(?:([\w.-]+)/)?([\w.-]+)/?", model)
+        if hub_id is None:  # of another hub: there is no telling what its addresses mean
+            yield (f"base_model.{i}.repo_url" if "://" in model else f"base_model.{i}.name"), model
+            continue
+        organization, name = hub_id.groups()
         yield f"base_model.{i}.name", _title(name)
+        if version := name_parts(name, n_parameters)["version"]:
+            yield f"base_model.{i}.version", version
         if organization:
             yield f"base_model.{i}.organization", _title(organization)
-            yield f"base_model.{i}.repo_url", f"https://huggingface.co/{model}"
+            yield f"base_model.{i}.repo_url", f"https://huggingface.co/{organization}/{name}"
 
 
 def _title(name: str) -> str:
     """`smollm2-135M-instruct` as a person would write it; versions and what has capitals stay as they are."""
     words = name.replace("-", " ").split()
     return " ".join(w.title() if w.islower() and not re.match(r"v\d+(\.\d+)*$|\d", w) else w for w in words)
-
-
-_VERSION = re.compile(r"(v|iter)?\d+([.]\d+)*", re.IGNORECASE)
-_ENCODING = re.compile(r"i?q\d(_\w)*|b?fp?(16|32)", re.IGNORECASE)
-_SIZE = re.compile(r"((A|\d+x)?\d+([._]\d+)?[KMBT]|small|mini|medium|large|x?xl)", re.IGNORECASE)
-_FINETUNE = re.compile(r"chat|instruct|vision|lora", re.IGNORECASE)
-
-
-def name_parts(name: str, n_parameters: int) -> dict[str, str | None]:
-    """Split a model's name, as hubs write them, into `finetune`, `version`, `basename` and `size_label`.
-
-    `Qwen2.5-Coder-0.5B-Instruct-v2` is of the base `Qwen2.5-Coder`, size `0.5B`, finetune `Instruct`, version `v2`.
-    A name of which nothing but a base can be told gives nothing.
-    """
-    kinds: dict[str, list[str]] = {"finetune": [], "version": [], "basename": [], "size_label": []}
-    in_base = True
-    for i, part in enumerate(filter(None, name.split("-"))):
-        kind = _part_kind(i, part, n_parameters)
-        if kind is None:
-            kind = "basename" if in_base and part[0].isalpha() else "finetune"
-        elif kind == "version" and in_base and i == 0:
-            kind = "basename"
-        in_base = in_base and kind in ("basename", "version")
-        if kind == "size_label":
-            part = part.upper() if part[-1].isalpha() and part[-2:-1].isdigit() else part
-        if kind in kinds:
-            kinds[kind].append(part)
-    joined = {kind: "-".join(dict.fromkeys(parts)) or None for kind, parts in kinds.items()}
-    return joined if any(joined[k] for k in ("finetune", "version", "size_label")) else dict.fromkeys(kinds)
-
-
-def _part_kind(i: int, part: str, n_parameters: int) -> str | None:
-    if _VERSION.fullmatch(part):
-        return "version"
-    if _ENCODING.fullmatch(part):
-        return "encoding"
-    if i > 0 and _SIZE.fullmatch(part):
-        return "finetune" if _is_context_length(part, n_parameters) else "size_label"
-    return "finetune" if i > 0 and _FINETUNE.fullmatch(part) else None
-
-
-def _is_context_length(part: str, n_parameters: int) -> bool:
-    """Whether a size (`128K`) is too far from the parameter count to be one."""
-    number = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT])", part.upper().replace("_", "."))
-    if not number:
-        return False
-    stated = float(number[1]) * 1000.0 ** " KMBT".index(number[2])
-    return abs(stated - n_parameters) > 7 * n_parameters / 8
-
-
-def size_label(n_parameters: int) -> str:
-    """A count of parameters with at least two digits: `1.1B`, `135M`."""
-    scales = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
-    scale, suffix = next((s for s in scales if n_parameters >= s[0]), scales[-1])
-    scaled = n_parameters / scale
-    decimals = max(2 - len(str(round(scaled)).lstrip("0")), 0)
-    return f"{scaled:.{decimals}f}{suffix}"

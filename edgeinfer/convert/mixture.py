@@ -37,7 +37,7 @@ class ModelFacts:
         """Models that llama.cpp takes for a 70B one: their eight-fold shared attn_v deserves more bits."""
         if self.architecture == "llama":
             return self.n_layers == 80 and self.n_experts != 8 and self.n_heads != self.n_kv_heads
-        return self.architecture == "qwen2" and self.n_layers == 80
+        return self.n_layers == {"qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}.get(self.architecture)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,8 @@ _NEVER_QUANTIZED = (
     "time_mix_w0.weight", "time_mix_w1.weight", "time_mix_w2.weight", "time_mix_v0.weight", "time_mix_v1.weight",
     "time_mix_v2.weight", "time_mix_a0.weight", "time_mix_a1.weight", "time_mix_a2.weight", "time_mix_g1.weight",
     "time_mix_g2.weight", "time_mix_decay_w1.weight", "time_mix_decay_w2.weight", "time_mix_lerp_fused.weight",
-    "attn_rel_b.weight",
+    "attn_rel_b.weight", ".position_embd", "sam.pos_embd", "sam.neck.", "sam.net_", ".rel_pos", ".patch_embd",
+    ".patch_merger", "a.rvq.codebook", "mm.a.code_embd",
 )  # fmt: skip
 
 
@@ -240,7 +241,8 @@ def _layer(rules: _Rules, name: str, kind: str) -> int:
     if rules.facts.n_experts <= 1:
         return number
     match = re.match(r"blk\.(\d+)\.", name)
-    assert match, f"an expert model's {name} is outside the layers"
+    if match is None or int(match[1]) >= rules.facts.n_layers:
+        raise UnusableInputError(f"tensor {name} of an expert model is in none of its layers", "is the file complete?")
     return int(match[1])
 
 

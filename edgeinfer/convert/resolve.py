@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgeinfer.convert.architectures.base import ConstantRule, Part, RowTransform, TensorRule
-from edgeinfer.convert.checkpoint import DTYPE_NBYTES, Checkpoint, TensorSpec
+from edgeinfer.convert.checkpoint import Checkpoint, TensorSpec
+from edgeinfer.convert.mxfp4 import BLOCK_LENGTH
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.ggml_types import GGMLType
+from edgeinfer.types import Importance
 
 FLOAT_TYPES = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
 
@@ -21,17 +23,26 @@ class PartPlan:
     spec: TensorSpec
     first_row: int
     n_rows: int
+    row_length: int
+    """Elements of a row; a vector is a column."""
     transform: RowTransform | None
+    scales: TensorSpec | None = None
+    """Of MXFP4 blocks, whose packed bytes `spec` has."""
 
     @property
-    def row_length(self) -> int:
-        """Elements of a row; a vector is a column."""
-        return self.spec.shape[-1] if len(self.spec.shape) > 1 else 1
+    def type(self) -> GGMLType:
+        """The type that the elements have already."""
+        return GGMLType.MXFP4 if self.scales else GGMLType[self.spec.dtype]
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of input of a row, the scales too."""
+        return self.type.row_nbytes(self.row_length)
 
     @property
     def nbytes(self) -> int:
         """Bytes of input."""
-        return self.n_rows * self.row_length * DTYPE_NBYTES[self.spec.dtype]
+        return self.n_rows * self.row_nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,7 @@ class TensorPlan:
     add: float = 0.0
     constant: bytes = b""
     fallback_from: GGMLType | None = None
+    importance: Importance | None = None
 
     @property
     def n_elements(self) -> int:
@@ -63,6 +75,12 @@ class TensorPlan:
         """Bytes in the output."""
         return self.type.row_nbytes(self.shape[0]) * (self.n_elements // self.shape[0])
 
+    @property
+    def fallback_extra_nbytes(self) -> float:
+        """What the fallback costs in the output; negative where the other type is smaller."""
+        wanted = self.fallback_from or self.type
+        return self.nbytes - self.n_elements / wanted.block_length * wanted.block_nbytes
+
 
 # Buffers that old checkpoints saved along with the weights.
 _BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
@@ -73,7 +91,8 @@ def resolve(
 ) -> tuple[list[TensorPlan], tuple[str, ...]]:
     """The tensors of the output, not quantized yet, and what of the checkpoint it does without, with the reason.
 
-    Raises UnusableInputError that names every tensor that is missing, surplus, wrongly shaped or not floating-point.
+    Raises UnusableInputError that names every tensor that is missing, surplus, wrongly shaped or of a type that the
+    rules don't expect.
     """
     _check(checkpoint, [rule for rule in rules if isinstance(rule, TensorRule)])
     there = checkpoint.tensors
@@ -86,28 +105,29 @@ def resolve(
 
 def _check(checkpoint: Checkpoint, rules: Sequence[TensorRule]) -> None:
     there = checkpoint.tensors
-    parts = {part.source: part for rule in rules for part in rule.parts}
-    optional = {rule.parts[0].source for rule in rules if rule.optional and rule.parts[0].source not in there}
-    missing = [
-        part.source
-        for rule in rules
-        for part in rule.parts
-        if part.source not in there and rule.parts[0].source not in optional
-    ]
-    surplus = [name for name in there if name not in parts and not name.endswith(_BUFFERS)]
+    known: dict[str, tuple[int, ...]] = {}
+    missing: dict[str, None] = {}
+    for rule in rules:
+        for part in rule.parts:
+            known |= part.sources
+        if not rule.optional or rule.parts[0].source in there:
+            missing |= dict.fromkeys(name for part in rule.parts for name in part.sources if name not in there)
+    packed = {source for rule in rules for part in rule.parts if part.scales for source in part.sources}
     wrong = [
-        f"{name} has {list(there[name].shape)}, expected {list(part.shape)}"
-        for name, part in parts.items()
-        if name in there and there[name].shape != part.shape
+        f"{name} has {list(there[name].shape)}, expected {list(shape)}"
+        for name, shape in known.items()
+        if name in there and there[name].shape != shape
     ]
     untyped = [
-        f"{name} is {there[name].dtype}" for name in parts if name in there and there[name].dtype not in FLOAT_TYPES
+        f"{name} is {there[name].dtype}"
+        for name in known
+        if name in there and there[name].dtype not in (("U8",) if name in packed else FLOAT_TYPES)
     ]
     problems = [
         f"{len(names)} {what}: {', '.join(names)}"
         for what, names in (
-            ("tensors are missing", list(dict.fromkeys(missing))),
-            ("tensors are surplus", surplus),
+            ("tensors are missing", missing),
+            ("tensors are surplus", [n for n in there if n not in known and not n.endswith(_BUFFERS)]),
             ("tensors have the wrong shape", wrong),
             ("tensors are not floating-point", untyped),
         )
@@ -150,13 +170,21 @@ def _plan(checkpoint: Checkpoint, rule: TensorRule | ConstantRule) -> TensorPlan
     if isinstance(rule, ConstantRule):
         data = rule.values.astype("<f4").tobytes()
         return TensorPlan(rule.name, rule.values.shape[::-1], GGMLType.F32, (), constant=data)
-    parts = tuple(_part(checkpoint.tensors[part.source], part) for part in rule.parts)
+    parts = tuple(_part(checkpoint, part) for part in rule.parts)
     planned = sum(p.row_length * (p.transform.n_kept(p.n_rows) if p.transform else p.n_rows) for p in parts)
     assert planned == math.prod(rule.shape), f"the rule for {rule.name} gives {planned} elements, not {rule.shape}"
-    return TensorPlan(rule.name, rule.shape[::-1], GGMLType.F32, parts, rule.add)
+    shape = rule.shape
+    while len(shape) > 1 and shape[0] == 1:  # llama.cpp's writer has no trailing dimensions of 1 either
+        shape = shape[1:]
+    return TensorPlan(rule.name, shape[::-1], GGMLType.F32, parts, rule.add)
 
 
-def _part(spec: TensorSpec, part: Part) -> PartPlan:
-    row_length = spec.shape[-1] if len(spec.shape) > 1 else 1
-    rows = math.prod(spec.shape) // row_length
-    return PartPlan(spec, part.first_row, rows - part.first_row if part.n_rows is None else part.n_rows, part.transform)
+def _part(checkpoint: Checkpoint, part: Part) -> PartPlan:
+    spec = checkpoint.tensors[part.source]
+    n_elements = math.prod(spec.shape)
+    row_length = part.row_length or (spec.shape[-1] if len(spec.shape) > 1 else 1)
+    if part.scales:
+        n_elements, row_length = 2 * n_elements, spec.shape[-2] * BLOCK_LENGTH
+    n_rows = n_elements // row_length - part.first_row if part.n_rows is None else part.n_rows
+    scales = checkpoint.tensors[part.scales] if part.scales else None
+    return PartPlan(spec, part.first_row, n_rows, row_length, part.transform, scales)

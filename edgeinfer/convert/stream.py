@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.convert.checkpoint import DTYPE_NBYTES
+from edgeinfer.convert import mxfp4
+from edgeinfer.convert.checkpoint import TensorSpec
 from edgeinfer.convert.plan import ConvertPlan
-from edgeinfer.convert.resolve import FLOAT_TYPES, PartPlan, TensorPlan
-from edgeinfer.convert.writer import data_nbytes, encode_header, tensor_offsets
+from edgeinfer.convert.resolve import PartPlan, TensorPlan
+from edgeinfer.convert.split import OutputFile
+from edgeinfer.convert.writer import data_nbytes, tensor_offsets
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.types import Quantizer
@@ -38,6 +40,10 @@ class Slab:
     part: PartPlan
     row0: int
     n_rows: int
+    out_row0: int
+    """The first row of the result, counted through the whole tensor."""
+    output: int
+    """The descriptor of the file that the result goes to."""
     out_offset: int
     """Bytes from the start of the file."""
     out_nbytes: int
@@ -45,45 +51,56 @@ class Slab:
     @property
     def nbytes(self) -> int:
         """Bytes of input."""
-        return self.n_rows * self.part.row_length * DTYPE_NBYTES[self.part.spec.dtype]
+        return self.n_rows * self.part.row_nbytes
 
 
 def write(plan: ConvertPlan, path: Path, quantizer: Quantizer, threads: int, progress: Callable[[int], None]) -> None:
     """Write the planned file to `path`, which must not be there yet; `progress` is told the input bytes done.
 
-    Raises UnusableInputError naming tensor and row when a weight is NaN or infinite (or too large for F16), or when
-    a source can no longer be read; OSError when the output cannot be written.
+    The other shards of a split output are written beside it. Raises UnusableInputError naming tensor and row when a
+    weight is NaN or infinite (or too large for F16), or when a source can no longer be read; OSError when the output
+    cannot be written.
     """
     quantizer.prepare(t.type for t in plan.tensors)
-    header = encode_header(plan.metadata, plan.tensors)
-    jobs = list(_slabs(plan, len(header)))
-    output = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    outputs: list[int] = []
+    jobs: list[Slab] = []
     try:
-        _write_at(output, header, 0)
-        # The padding between tensors, and after the last, is never written: it reads as zeros.
-        os.ftruncate(output, len(header) + data_nbytes(plan.tensors))
-        for tensor, offset in zip(plan.tensors, tensor_offsets(plan.tensors), strict=True):
-            _write_at(output, tensor.constant, len(header) + offset)
-        _run(iter(jobs), lambda: _Worker(output, quantizer), min(threads, len(jobs)), progress)
-        os.fsync(output)
+        for file, file_path in zip(plan.files, plan.paths(path), strict=True):
+            outputs.append(os.open(file_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
+            jobs += _begin(file, outputs[-1])
+        _run(iter(jobs), lambda: _Worker(quantizer), min(threads, len(jobs)), progress)
+        for output in outputs:
+            os.fsync(output)
     finally:
-        os.close(output)
+        for output in outputs:
+            os.close(output)
 
 
-def _slabs(plan: ConvertPlan, data_offset: int) -> Iterator[Slab]:
-    for tensor, offset in zip(plan.tensors, tensor_offsets(plan.tensors), strict=True):
-        out_offset = data_offset + offset
-        for part in tensor.parts:
-            transform = part.transform
-            group = transform.rows_per_group if transform else 1
-            rows_per_slab = max(SLAB_ELEMENTS // part.row_length // group, 1) * group
-            end = part.first_row + part.n_rows
-            for row0 in range(part.first_row, end, rows_per_slab):
-                n_rows = min(rows_per_slab, end - row0)
-                n_elements = (transform.n_kept(n_rows) if transform else n_rows) * part.row_length
-                out_nbytes = n_elements // tensor.type.block_length * tensor.type.block_nbytes
-                yield Slab(tensor, part, row0, n_rows, out_offset, out_nbytes)
-                out_offset += out_nbytes
+def _begin(file: OutputFile, output: int) -> Iterator[Slab]:
+    """Write all of a file but the tensors that are made of the source's, and say what is to be done for those."""
+    header = file.header
+    _write_at(output, header, 0)
+    # The padding between tensors, and after the last, is never written: it reads as zeros.
+    os.ftruncate(output, len(header) + data_nbytes(file.tensors))
+    for tensor, offset in zip(file.tensors, tensor_offsets(file.tensors), strict=True):
+        _write_at(output, tensor.constant, len(header) + offset)
+        yield from _slabs(tensor, output, len(header) + offset)
+
+
+def _slabs(tensor: TensorPlan, output: int, start: int) -> Iterator[Slab]:
+    out_offset, out_row_nbytes = start, tensor.type.row_nbytes(tensor.shape[0])
+    for part in tensor.parts:
+        transform = part.transform
+        group = transform.rows_per_group if transform else 1
+        rows_per_slab = max(SLAB_ELEMENTS // part.row_length // group, 1) * group
+        end = part.first_row + part.n_rows
+        for row0 in range(part.first_row, end, rows_per_slab):
+            n_rows = min(rows_per_slab, end - row0)
+            n_elements = (transform.n_kept(n_rows) if transform else n_rows) * part.row_length
+            out_nbytes = n_elements // tensor.type.block_length * tensor.type.block_nbytes
+            out_row0 = (out_offset - start) // out_row_nbytes
+            yield Slab(tensor, part, row0, n_rows, out_row0, output, out_offset, out_nbytes)
+            out_offset += out_nbytes
 
 
 def _run(
@@ -120,15 +137,16 @@ _RAW: dict[str, np.dtype[Any]] = {"F32": np.dtype("<u4"), "F16": np.dtype("<u2")
 _INFINITY = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
 _MAGNITUDE = {"F32": np.uint32(0x7FFFFFFF), "F16": np.uint16(0x7FFF), "BF16": np.uint16(0x7FFF)}
 _MAX_F16 = 65504.0
+_MAX_ON_GRID = 1e6
+"""The quantizers that look up a grid end the process when their sums overflow; F16 scales are long infinite then."""
 
 
 class _Worker:
     """One thread's buffers and open file."""
 
-    def __init__(self, output: int, quantizer: Quantizer) -> None:
-        self._output = output
+    def __init__(self, quantizer: Quantizer) -> None:
         self._quantizer = quantizer
-        self._raw = np.empty(0, np.uint8)
+        self._raw = {name: np.empty(0, np.uint8) for name in ("weights", "scales")}
         self._wide = np.empty(0, np.float32)
         self._out = np.empty(0, np.uint8)
         self._path: Path | None = None
@@ -140,54 +158,101 @@ class _Worker:
         self._input, self._path = -1, None
 
     def do(self, slab: Slab) -> None:
-        raw = self._read(slab)
-        _check_finite(slab, raw)
-        view = slab.part.transform.view(raw) if slab.part.transform else raw
-        if slab.tensor.type == FLOAT_TYPES[slab.part.spec.dtype] and not slab.tensor.add:
-            _write_at(self._output, np.ascontiguousarray(view), slab.out_offset)
+        is_kept = slab.tensor.type == slab.part.type and not slab.tensor.add
+        rows = self._blocks(slab, is_kept) if slab.part.scales else self._numbers(slab, is_kept)
+        if is_kept:
+            _write_at(slab.output, np.ascontiguousarray(rows), slab.out_offset)
             return
-        rows = self._widened(slab, view)
         if slab.tensor.add:
             rows += np.float32(slab.tensor.add)
-        if slab.tensor.type is GGMLType.F16:
-            _check_f16_range(slab, rows)
+        _check_range(slab, rows)
         out = self._out = _at_least(self._out, slab.out_nbytes)
         out = out[: slab.out_nbytes]
-        self._quantizer.quantize(slab.tensor.type, rows, out)
-        _write_at(self._output, out, slab.out_offset)
+        self._quantize(slab, rows, out)
+        _write_at(slab.output, out, slab.out_offset)
 
-    def _read(self, slab: Slab) -> NDArray[Any]:
-        """The slab's bits, shape `(rows, row length)`, as unsigned integers."""
-        spec, nbytes = slab.part.spec, slab.nbytes
-        self._raw = _at_least(self._raw, nbytes)
+    def _quantize(self, slab: Slab, rows: NDArray[np.float32], out: NDArray[np.uint8]) -> None:
+        tensor, importance = slab.tensor, slab.tensor.importance
+        if importance is None:
+            self._quantizer.quantize(tensor.type, rows, out)
+            return
+        # Each matrix of a stack has its own weights, so no call goes beyond one.
+        row_length, rows_per_matrix = tensor.shape[:2]
+        row_nbytes = tensor.type.row_nbytes(row_length)
+        done = 0
+        while done < len(rows):
+            matrix, row = divmod(slab.out_row0 + done, rows_per_matrix)
+            end = min(len(rows), done + rows_per_matrix - row)
+            weights = importance.weights(matrix, row_length)
+            self._quantizer.quantize(tensor.type, rows[done:end], out[done * row_nbytes : end * row_nbytes], weights)
+            done = end
+
+    def _numbers(self, slab: Slab, is_kept: bool) -> NDArray[Any]:
+        """The part's rows in their new order, as they are or as F32."""
+        raw = self._read(slab, slab.part.spec, slab.part.row_nbytes)
+        self._check(slab, raw)
+        view = slab.part.transform.view(raw) if slab.part.transform else raw
+        return view if is_kept else self._widened(slab, view)
+
+    def _blocks(self, slab: Slab, is_kept: bool) -> NDArray[Any]:
+        """The same of a part that is MXFP4: ggml's blocks, or F32."""
+        assert slab.part.scales
+        n_blocks = slab.part.row_length // mxfp4.BLOCK_LENGTH
+        packed = self._read(slab, slab.part.spec, n_blocks * mxfp4.PACKED_NBYTES)
+        scales = self._read(slab, slab.part.scales, n_blocks)
+        _check_scales(slab, scales)
+        if slab.part.transform:
+            packed, scales = (np.ascontiguousarray(slab.part.transform.view(rows)) for rows in (packed, scales))
+        if is_kept:
+            return mxfp4.repack(packed, scales)
+        self._wide = _at_least(self._wide, 2 * packed.size)
+        wide = self._wide[: 2 * packed.size].reshape(len(packed), -1)
+        mxfp4.dequantize(packed, scales, wide)
+        return wide
+
+    def _read(self, slab: Slab, spec: TensorSpec, row_nbytes: int) -> NDArray[Any]:
+        """The bits of the slab's rows of `spec` as unsigned integers, a row each, until the next call."""
+        nbytes = slab.n_rows * row_nbytes
+        name = "scales" if spec is slab.part.scales else "weights"
+        buffer = self._raw[name] = _at_least(self._raw[name], nbytes)
         try:
             self._open(spec.path)
-            _read_at(self._input, self._raw[:nbytes].data, spec.offset + nbytes // slab.n_rows * slab.row0)
+            _read_at(self._input, buffer[:nbytes].data, spec.offset + row_nbytes * slab.row0)
         except (OSError, EOFError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it has become shorter"
             raise UnusableInputError(
                 f"{spec.path}: tensor {spec.name} cannot be read ({reason})", "was it changed meanwhile?"
             ) from None
-        raw: NDArray[Any] = self._raw[:nbytes].view(_RAW[spec.dtype])
-        return raw.reshape(slab.n_rows, slab.part.row_length)
+        rows: NDArray[Any] = buffer[:nbytes].view(_RAW.get(spec.dtype, np.uint8))
+        return rows.reshape(slab.n_rows, -1)
 
     def _open(self, path: Path) -> None:
         if path != self._path:
             self.close()
             self._input, self._path = os.open(path, os.O_RDONLY), path
 
+    def _check(self, slab: Slab, raw: NDArray[Any]) -> None:
+        spec = slab.part.spec
+        if spec.dtype in _INFINITY:
+            _check_finite(slab, raw)
+        elif not self._quantizer.is_valid(GGMLType[spec.dtype], raw):
+            raise _broken(spec, f"values that are not finite near row {slab.row0}")
+
     def _widened(self, slab: Slab, view: NDArray[Any]) -> NDArray[np.float32]:
         """The elements of `view` in its order as F32, shape `(rows, row length of the output)`."""
-        self._wide = _at_least(self._wide, view.size)
-        wide = self._wide[: view.size]
-        target = wide.reshape(view.shape)
-        match slab.part.spec.dtype:
+        dtype = slab.part.spec.dtype
+        size = view.size if dtype in _INFINITY else slab.n_rows * slab.part.row_length
+        self._wide = _at_least(self._wide, size)
+        wide = self._wide[:size]
+        match dtype:
             case "BF16":
-                np.left_shift(view, 16, out=target.view(np.uint32), dtype=np.uint32)
+                np.left_shift(view, 16, out=wide.reshape(view.shape).view(np.uint32), dtype=np.uint32)
             case "F16":
-                np.copyto(target, view.view(np.float16))
+                np.copyto(wide.reshape(view.shape), view.view(np.float16))
+            case "F32":
+                np.copyto(wide.reshape(view.shape), view.view(np.float32))
             case _:
-                np.copyto(target, view.view(np.float32))
+                self._quantizer.dequantize(GGMLType[dtype], view, wide)
         shape = slab.tensor.shape
         return wide.reshape(-1, shape[0] if len(shape) > 1 else 1)
 
@@ -205,18 +270,35 @@ def _check_finite(slab: Slab, raw: NDArray[Any]) -> None:
         return
     row = int((magnitude >= infinity).any(axis=1).argmax())
     kind = "NaN" if int(magnitude[row].max()) > infinity else "an infinite value"
-    raise UnusableInputError(
-        f"{spec.path}: tensor {spec.name} has {kind} in row {slab.row0 + row}",
+    raise _broken(spec, f"{kind} in row {slab.row0 + row}")
+
+
+def _broken(spec: TensorSpec, what: str) -> UnusableInputError:
+    return UnusableInputError(
+        f"{spec.path}: tensor {spec.name} has {what}",
         "the weights are broken: get them again, or the checkpoint of another training step",
     )
 
 
-def _check_f16_range(slab: Slab, rows: NDArray[np.float32]) -> None:
-    largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0)))
-    if largest > _MAX_F16:
-        row = int((np.abs(rows) > _MAX_F16).any(axis=1).argmax())
+def _check_scales(slab: Slab, scales: NDArray[np.uint8]) -> None:
+    if int(scales.max(initial=0)) > mxfp4.MAX_SCALE:
+        row = int((scales > mxfp4.MAX_SCALE).any(axis=1).argmax())
+        assert slab.part.scales
         raise UnusableInputError(
-            f"tensor {slab.tensor.name} has values up to {largest:.3g} near row {slab.row0 + row}, too large for F16",
+            f"{slab.part.scales.path}: tensor {slab.part.scales.name} has an infinite scale in row {slab.row0 + row}",
+            "the weights are broken: get them again",
+        )
+
+
+def _check_range(slab: Slab, rows: NDArray[np.float32]) -> None:
+    kind = slab.tensor.type
+    limit = _MAX_F16 if kind is GGMLType.F16 else _MAX_ON_GRID if kind.name.startswith("IQ") else np.inf
+    largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0))) if limit < np.inf else 0
+    if largest > limit:
+        row = int((np.abs(rows) > limit).any(axis=1).argmax())
+        raise UnusableInputError(
+            f"tensor {slab.tensor.name} has values up to {largest:.3g} near row {slab.row0 + row}, too large for "
+            f"{kind.name}",
             "use -t BF16",
         )
 

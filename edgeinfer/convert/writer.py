@@ -13,14 +13,14 @@ from edgeinfer.convert.resolve import TensorPlan
 ALIGNMENT = 32
 _STRING, _ARRAY = 8, 9
 _SCALARS: dict[type, tuple[int, str]] = {bool: (7, "<?"), int: (4, "<I"), float: (6, "<f")}
-_ARRAYS: dict[str, int] = {"int32": 5, "float32": 6, "uint32": 4}
+_ARRAYS: dict[str, int] = {"uint8": 0, "int32": 5, "float32": 6, "uint32": 4}
 
 
 def encode_header(metadata: Mapping[str, Any], tensors: Sequence[TensorPlan]) -> bytes:
     """The bytes before the tensor data, padded to the alignment.
 
     Python values become: bool BOOL, int UINT32, float FLOAT32, str STRING, a list of str an array of strings,
-    a numpy array of int32, uint32 or float32 an array of that.
+    a numpy array of uint8, int32, uint32 or float32 an array of that. Bytes are a value that is encoded already.
     """
     parts = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
     for key, value in metadata.items():
@@ -57,6 +57,8 @@ def _string(text: str) -> bytes:
 
 
 def _value(key: str, value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
     if isinstance(value, str):
         return struct.pack("<I", _STRING) + _string(value)
     if isinstance(value, list):

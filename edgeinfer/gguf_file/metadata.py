@@ -117,6 +117,14 @@ class Metadata(Mapping[str, Any]):
         field = self._fields[key]
         return Metadata(self._buffer, {key: replace(field, count=min(field.count, limit))})[key]
 
+    def encoded(self, key: str) -> bytes:
+        """A value as it stands in the file, its type in front."""
+        field = self._fields[key]
+        kind = struct.pack("<I", field.type)
+        if field.is_array:
+            kind = struct.pack("<IIQ", ValueType.ARRAY, field.type, field.count)
+        return kind + self._buffer[field.pos : field.end]
+
     def _raw_strings(self, field: Field) -> Iterator[bytes]:
         # A copy, because slices of a map cost twice as much as slices of bytes.
         buffer, unpack, pos = self._buffer[field.pos : field.end], _U64.unpack_from, 0

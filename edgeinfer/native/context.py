@@ -9,11 +9,11 @@ import ctypes
 import sys
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgeinfer.errors import EdgeinferError, ResourceError, UsageError
+from edgeinfer.errors import EdgeinferError, ResourceError, UnusableInputError, UsageError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.native import library
 from edgeinfer.native.devices import default_threads
@@ -21,6 +21,9 @@ from edgeinfer.native.library import llama
 from edgeinfer.native.model import NativeModel
 from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions
 from edgeinfer.types import Capabilities, KVOp, Logits, Refusal, Row
+
+if TYPE_CHECKING:
+    from edgeinfer.native.activations import ActivationSums
 
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
 _NO_ROOM, _ABORTED, _NO_MEMORY = 1, 2, -2  # what llama_decode returns besides 0
@@ -32,8 +35,16 @@ class NativeBackend:
     Raises ResourceError when there is not enough memory, UsageError for options that this model cannot have.
     """
 
-    def __init__(self, model: NativeModel, options: RuntimeOptions, *, max_sequences: int = 1) -> None:
+    def __init__(
+        self,
+        model: NativeModel,
+        options: RuntimeOptions,
+        *,
+        max_sequences: int = 1,
+        observer: ActivationSums | None = None,
+    ) -> None:
         self._model = model
+        self._observer = observer
         self._n_ctx = options.ctx_size or min(DEFAULT_CTX_SIZE, model.n_ctx_train)
         self._abort_flag = ctypes.create_string_buffer(b"0")
         self._abort_callback = _c_abort_callback()
@@ -44,6 +55,9 @@ class NativeBackend:
         if not self._handle:
             raise _no_context(self._n_ctx)
         self._memory = llama.llama_get_memory(self._handle)
+        if not self._memory:
+            llama.llama_free(self._handle)
+            raise UnusableInputError("the model is an encoder, which writes no text", "use a text generation model")
         self._n_vocab = model.vocabulary.n_tokens
         self._batch = _Batch(int(llama.llama_n_batch(self._handle)), max_sequences)
         self._logits = np.empty((0, self._n_vocab), np.float32)
@@ -68,6 +82,8 @@ class NativeBackend:
         params.type_v = GGMLType[options.cache_type_v.upper()]
         params.kv_unified = True
         params.no_perf = True
+        if self._observer is not None:
+            params.cb_eval = self._observer.callback
         params.abort_callback = self._abort_callback
         params.abort_callback_data = ctypes.addressof(self._abort_flag)
         return params
@@ -97,6 +113,8 @@ class NativeBackend:
         n_tokens, n_outputs = self._batch.fill(rows, self._n_vocab)
         library.forget_errors()
         code = int(llama.llama_decode(self._open_handle, self._batch.struct))
+        if self._observer is not None:
+            self._observer.check()
         if code == _NO_ROOM:
             return Refusal.NO_ROOM
         if code == _ABORTED:

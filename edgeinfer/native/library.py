@@ -11,6 +11,7 @@ import importlib.util
 import os
 import re
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -77,6 +78,13 @@ def _log(level: int, text: bytes, _: Any) -> None:
 _log_callback = llama.llama_log_callback(_log)
 llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
 llama.llama_backend_init()
+
+
+def load_ggml_base() -> ctypes.CDLL:
+    """A handle of libggml-base, which the bindings load but do not wrap; its functions are still to be declared."""
+    folder = Path(llama.__file__).parent / "lib"
+    names = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll", "libggml-base.dll")
+    return ctypes.CDLL(str(next(folder / name for name in names if (folder / name).exists())))
 
 
 def set_verbose(verbose: bool) -> None:

@@ -28,13 +28,7 @@ class NativeModel:
     def __init__(self, path: Path, *, mmap: bool = True, mlock: bool = False) -> None:
         params = llama.llama_model_default_params()
         params.load_mode = _load_mode(mmap, mlock)
-        library.forget_errors()
-        handle = llama.llama_model_load_from_file(os.fsencode(path), params)
-        if not handle:
-            reason = library.last_error() or "the library gives no reason"
-            raise UnusableInputError(
-                f"{path}: the model does not load: {reason}", "try another file or convert it again"
-            )
+        handle = _load(path, params)
         self._handle: int | None = handle
         self.vocabulary = NativeVocabulary(handle)
         try:
@@ -84,15 +78,58 @@ class NativeModel:
         self.close()
 
 
+class NativeVocabularyFile:
+    """Only the vocabulary of a GGUF file, of any architecture. Close it, or use it in a `with` statement.
+
+    Raises UnusableInputError with the library's own reason when it does not load.
+    """
+
+    def __init__(self, path: Path) -> None:
+        params = llama.llama_model_default_params()
+        params.vocab_only = True
+        self._handle: int | None = _load(path, params)
+        try:
+            _check_vocabulary(path, self._handle)
+        except UnusableInputError:
+            self.close()
+            raise
+        self.vocabulary = NativeVocabulary(self._handle)
+
+    def close(self) -> None:
+        """Free it; `vocabulary` must not be used any more."""
+        if self._handle is not None:
+            llama.llama_model_free(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> NativeVocabularyFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def _load(path: Path, params: Any) -> int:
+    library.forget_errors()
+    handle = llama.llama_model_load_from_file(os.fsencode(path), params)
+    if not handle:
+        reason = library.last_error() or "the library gives no reason"
+        raise UnusableInputError(f"{path}: the model does not load: {reason}", "try another file or convert it again")
+    return int(handle)
+
+
 def _load_mode(mmap: bool, mlock: bool) -> Any:
     if mmap:
         return llama.LLAMA_LOAD_MODE_MMAP_MLOCK if mlock else llama.LLAMA_LOAD_MODE_MMAP
     return llama.LLAMA_LOAD_MODE_MLOCK if mlock else llama.LLAMA_LOAD_MODE_NONE
 
 
-def _check_generates(path: Path, handle: int) -> None:
+def _check_vocabulary(path: Path, handle: int) -> None:
     if llama.llama_vocab_type(llama.llama_model_get_vocab(handle)) == llama.LLAMA_VOCAB_TYPE_NONE:
         raise UnusableInputError(f"{path}: the file has no vocabulary", "use a file with a tokenizer in it")
+
+
+def _check_generates(path: Path, handle: int) -> None:
+    _check_vocabulary(path, handle)
     if llama.llama_model_has_encoder(handle) or not llama.llama_model_has_decoder(handle):
         raise UnusableInputError(f"{path}: not a decoder-only language model", "use a text generation model")
     if llama.llama_model_is_diffusion(handle):
@@ -148,7 +185,12 @@ class NativeVocabulary:
         return [int(tokens[i]) for i in range(count.value)]
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Tokens:
-        """Token ids of `text`. Raises UsageError for text that UTF-8 cannot hold (a lone surrogate)."""
+        """Token ids of `text`. Raises UsageError for text that UTF-8 cannot hold (a lone surrogate).
+
+        Raises UnusableInputError when the file says that a token belongs around every text, but not which.
+        """
+        if add_special:
+            self._check_frame()
         try:
             data = text.encode("utf-8")
         except UnicodeEncodeError:
@@ -194,6 +236,20 @@ class NativeVocabulary:
         """Whether the token ends a generation (end of sequence, of turn, …)."""
         self._check(token)
         return bool(llama.llama_vocab_is_eog(self._handle, token))
+
+    def _check_frame(self) -> None:
+        """The library ends the process when it is to add a token that the vocabulary does not have."""
+        vocab, is_wordpiece = self._handle, llama.llama_vocab_type(self._handle) == llama.LLAMA_VOCAB_TYPE_WPM
+        wanted = {
+            "begin": self.bos if is_wordpiece or self.adds_bos else 0,
+            "end": self.eos if llama.llama_vocab_get_add_eos(vocab) and not is_wordpiece else 0,
+            "separator": self._special(llama.llama_vocab_sep(vocab)) if is_wordpiece else 0,
+        }
+        missing = [name for name, token in wanted.items() if token is None]
+        if missing:
+            raise UnusableInputError(
+                f"the vocabulary adds a token at the {missing[0]} of a text, but has none", "convert the model again"
+            )
 
     def _check(self, token: int) -> None:
         if not 0 <= token < self._n_tokens:

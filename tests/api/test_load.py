@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from edgeinfer.api.files import check_shards, resolve
+from edgeinfer.api.files import resolve
 from edgeinfer.api.model import _recommended_sampling
-from edgeinfer.errors import NotFoundError, UnusableInputError
+from edgeinfer.errors import NotFoundError
 from edgeinfer.options import SamplingParams
 
 
@@ -42,16 +42,3 @@ def test_a_directory_stands_for_the_one_model_in_it(tmp_path):
     for number in (1, 2):
         (tmp_path / f"m-0000{number}-of-00002.gguf").touch()
     assert resolve(tmp_path).name == "m-00001-of-00002.gguf"
-
-
-def test_a_later_shard_is_refused_and_the_first_named(tmp_path):
-    header = FakeHeader(Metadata({"split.count": 3}), tmp_path / "m-00002-of-00003.gguf")
-    with pytest.raises(UnusableInputError) as error:
-        check_shards(header)
-    assert "m-00001-of-00003.gguf" in error.value.hint
-
-
-def test_every_shard_must_be_there(tmp_path):
-    header = FakeHeader(Metadata({"split.count": 2}), tmp_path / "m-00001-of-00002.gguf")
-    with pytest.raises(NotFoundError, match="m-00002-of-00002"):
-        check_shards(header)

@@ -1,15 +1,15 @@
-"""The public names, each on first use and again: a package has the name of one of the functions."""
+"""The names of the public API, in a process that imports nothing but the package."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
+import pytest
 
-def test_every_name_stays_what_it_is() -> None:
-    code = (
-        "import edgeinfer\n"
-        "for _ in range(2):\n"
-        "    assert all(callable(getattr(edgeinfer, name)) for name in ('convert', 'inspect', 'load', 'Model'))\n"
-    )
+
+@pytest.mark.parametrize("name", ["convert", "inspect", "load", "load_encoder", "tokenize"])
+def test_a_name_stays_a_function(name: str) -> None:
+    """`edgeinfer.convert` is a package as well: the second look must not find that."""
+    code = f"import edgeinfer\nassert callable(edgeinfer.{name})\nassert callable(edgeinfer.{name})"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,13 +7,17 @@ import os
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 from checkpoints import change_json, write_checkpoint
 
 from edgeinfer.convert.checkpoint import open_checkpoint
-from edgeinfer.convert.metadata import general_metadata, name_parts, size_label
+from edgeinfer.convert.metadata import general_metadata
+from edgeinfer.convert.model_name import count_label, name_parts, size_label
+from edgeinfer.convert.resolve import TensorPlan
 from edgeinfer.convert.writer import encode_header
 from edgeinfer.errors import UnusableInputError
+from edgeinfer.ggml_types import GGMLType
 
 
 @pytest.fixture
@@ -22,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _general(folder: Path) -> dict[str, Any]:
-    metadata = general_metadata(open_checkpoint(folder), 1_000_000)
+    metadata = general_metadata(open_checkpoint(folder), [TensorPlan("x", (1_000_000,), GGMLType.F32, ())])
     encode_header(metadata, [])  # whatever it is, it can be written
     return metadata
 
@@ -138,7 +142,7 @@ def test_a_path_of_somebody_s_machine_is_no_hub_id(folder: Path, value: Any) -> 
         ("Qwen2.5-Coder-0.5B-Instruct-v2", ("Qwen2.5-Coder", "0.5B", "Instruct", "v2")),
         ("SmolLM2-135M", ("SmolLM2", "135M", None, None)),
         ("mistral-0.4b-v0.3", ("mistral", "0.4B", None, "v0.3")),
-        ("Phi-128K-Instruct", ("Phi", None, "128K-Instruct", None)),
+        ("Phi-128K-Instruct", ("Phi", None, "128k-Instruct", None)),
         ("plain", (None, None, None, None)),
         ("", (None, None, None, None)),
         ("---", (None, None, None, None)),
@@ -159,4 +163,45 @@ def test_odd_digits_in_a_name_do_no_harm(name: str) -> None:
     [(0, "0.00K"), (999, "1.0K"), (82_240, "82K"), (1_100_048_384, "1.1B"), (134_515_008, "135M"), (7e13, "70T")],
 )
 def test_size_labels_have_two_digits(count: int, label: str) -> None:
-    assert size_label(int(count)) == label
+    assert count_label(int(count)) == label
+
+
+NAMES = """Mixtral-8x7B-Instruct-v0.1 Qwen3-30B-A3B-Instruct-2507 Qwen1.5-MoE-A2.7B Phi-3-mini-4k-instruct phi-4
+gemma-2-2b-it granite-3.1-1b-a400m-instruct gpt-oss-20b DeepSeek-V2-Lite-Chat GLM-4-9B-0414 OLMo-2-0425-1B-Instruct
+starcoder2-3b gpt2-medium bert-base-uncased all-MiniLM-L6-v2 nomic-embed-text-v1.5 bge-small-en-v1.5 SmolLM3-3B
+Meta-Llama-3.1-8B-Instruct TinyLlama-1.1B-Chat-v1.0 DeepSeek-R1-Distill-Qwen-1.5B Qwen2.5-7B-Instruct-1M Yi-34B-200K
+bloom-7b1 stablelm-2-1_6b Phi-3-mini-3.8B-128k x-q4_0-7B Mixtral-8x22B Kimi-K2-Instruct llama-2-7b-chat-hf"""
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+def test_names_are_read_as_gguf_py_reads_them(name: str) -> None:
+    for n_parameters in (10**6, 135 * 10**6, 10**9, 3_800_000_000, 7 * 10**9, 46_700_000_000):
+        _, _, base, finetune, version, size = gguf.Metadata.get_model_id_components(name, n_parameters)
+        assert name_parts(name, n_parameters) == {
+            "basename": base, "finetune": finetune, "version": version, "size_label": size,
+        }  # fmt: skip
+
+
+def test_the_size_label_of_experts() -> None:
+    dense = [("a.weight", (1000, 1000)), ("b.bias", (1000,))]
+    assert size_label(dense) == "1.0M"
+    stack = [("ffn_up_exps.weight", (1000, 1000, 8)), ("ffn_up_exps.bias", (1000, 8))]
+    assert size_label([*dense, *stack]) == "8x2.0M" == gguf.size_label(9_009_000, 1_009_000, 1_000_000, 8)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("org/small-1B-v2", {"name": "Small 1B v2", "version": "v2", "organization": "Org"}),
+        ("https://huggingface.co/org/small", {"name": "Small", "organization": "Org"}),
+        ("small", {"name": "Small"}),
+        ("https://example.org/a/b/c", {"repo_url": "https://example.org/a/b/c"}),
+    ],
+)
+def test_the_model_that_it_was_made_from(folder: Path, model: str, expected: dict[str, str]) -> None:
+    (folder / "README.md").write_text(f"---\nbase_model: {model}\n---\n")
+    general = _general(folder)
+    found = {key.rpartition(".")[2]: value for key, value in general.items() if key.startswith("base_model.0.")}
+    if "organization" in expected:
+        expected = {**expected, "repo_url": f"https://huggingface.co/org/{model.rpartition('/')[2]}"}
+    assert found == expected

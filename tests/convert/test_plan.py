@@ -19,6 +19,7 @@ from checkpoints import (
     write_safetensors,
 )
 
+from edgeinfer.api.vocabulary import open_vocabulary
 from edgeinfer.convert.pipeline import Planned, prepare
 from edgeinfer.convert.plan import file_order
 from edgeinfer.errors import EdgeinferError, NotFoundError, UnusableInputError, UsageError
@@ -39,7 +40,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def _plan(checkpoint: Path, **options: Any) -> Planned:
-    return prepare(checkpoint, None, ConvertOptions(**{"type": "Q8_0", **options}))
+    return prepare(checkpoint, None, ConvertOptions(**{"type": "Q8_0", **options}), open_vocabulary)
 
 
 def _refused(checkpoint: Path, kind: type[EdgeinferError] = UnusableInputError, **options: Any) -> str:
@@ -78,12 +79,11 @@ def test_buffers_of_old_checkpoints_are_no_surplus(checkpoint: Path) -> None:
     assert not any("rotary" in name for name in _types(_plan(checkpoint)))
 
 
-@pytest.mark.parametrize("name", ["FooForCausalLM", "MixtralForCausalLM"])
-def test_an_unknown_architecture_is_named_with_the_known_ones(checkpoint: Path, name: str) -> None:
-    change_json(checkpoint / "config.json", {"architectures": [name]})
+def test_an_unknown_architecture_is_named_with_the_known_ones(checkpoint: Path) -> None:
+    change_json(checkpoint / "config.json", {"architectures": ["FooForCausalLM"]})
     with pytest.raises(UnusableInputError) as caught:
         _plan(checkpoint)
-    assert name in caught.value.message
+    assert "FooForCausalLM" in caught.value.message
     assert "Qwen2ForCausalLM" in caught.value.hint
 
 

@@ -67,7 +67,7 @@ def test_sound_conversions_pass(tmp_path: Path, config: dict[str, Any], tokenize
 
 
 def test_another_tensor_table_is_found(planned: Planned, written: Path, tmp_path: Path) -> None:
-    other = prepare(planned.checkpoint.path, tmp_path / "other.gguf", ConvertOptions(type="Q4_0"))
+    other = prepare(planned.source, tmp_path / "other.gguf", ConvertOptions(type="Q4_0"))
     write(other.plan, other.output, GGMLQuantizer(), 2, lambda nbytes: None)
     other.output.replace(written)
     with pytest.raises(CheckFailedError, match="tensor table"):

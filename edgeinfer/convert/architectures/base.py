@@ -9,11 +9,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.config import Config
 from edgeinfer.errors import UnusableInputError
 
 MAX_LAYERS = 512  # llama.cpp's LLAMA_MAX_LAYERS
 MAX_HEAD_DIM = 1 << 16
+MAX_EXPERTS = 1024  # llama.cpp's LLAMA_MAX_EXPERTS
 
 View = Callable[[NDArray[Any]], NDArray[Any]]
 
@@ -66,6 +68,15 @@ class Part:
     n_rows: int | None = None
     """None: all from `first_row` on."""
     transform: RowTransform | None = None
+    row_length: int = 0
+    """Not 0: rows are cut into shorter ones of this length first."""
+    scales: str = ""
+    """Where the scales are, when `source` is MXFP4: its rows are blocks of packed bytes (see convert.mxfp4)."""
+
+    @property
+    def sources(self) -> dict[str, tuple[int, ...]]:
+        """The tensors that it needs, with their shapes."""
+        return {self.source: self.shape, **({self.scales: self.shape[:-1]} if self.scales else {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +132,12 @@ class Architecture:
     metadata: Callable[[Config], dict[str, Any]]
     """The `<name>.*` keys, in order, without the prefix."""
     tensors: Callable[[Config], Iterator[TensorRule | ConstantRule]]
+    prefix: str = ""
+    """What some checkpoints put before every tensor's name, and the rules don't."""
+    buffers: tuple[str, ...] = ()
+    """How the names of tensors end that old checkpoints saved along with the weights, and that nobody needs."""
+    adapted: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint
+    """The checkpoint with what its tensors show in the config, and with the names that `tensors` uses."""
 
 
 def n_layers(config: Config) -> int:
@@ -134,11 +151,20 @@ def head_dim(config: Config) -> int:
     if config.get("head_dim") is not None:
         dim = config.integer("head_dim")
     elif hidden % heads:
-        raise _impossible(config, f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+        raise impossible(config, f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     else:
         dim = hidden // heads
     if dim % 2 or dim > MAX_HEAD_DIM:
-        raise _impossible(config, f"heads of {dim} elements, expected an even number up to {MAX_HEAD_DIM}")
+        raise impossible(config, f"heads of {dim} elements, expected an even number up to {MAX_HEAD_DIM}")
+    return dim
+
+
+def rotary_dim(config: Config) -> int:
+    """Elements per head that rope turns, where it is not all of them."""
+    factor = config.rope.number("partial_rotary_factor")
+    dim = int(head_dim(config) * factor)
+    if factor > 1 or dim % 2 or not dim:
+        raise impossible(config, f"'partial_rotary_factor' is {factor:g}: {dim} of {head_dim(config)} elements")
     return dim
 
 
@@ -147,20 +173,35 @@ def n_kv_heads(config: Config) -> int:
     heads = config.integer("num_attention_heads")
     kv_heads = heads if config.get("num_key_value_heads") is None else config.integer("num_key_value_heads")
     if heads % kv_heads:
-        raise _impossible(config, f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+        raise impossible(config, f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     return kv_heads
 
 
-def _impossible(config: Config, what: str) -> UnusableInputError:
+def require(config: Config, key: str, *known: object) -> None:
+    """Raise UnusableInputError unless `key` has a value that llama.cpp computes, as nothing tells it another."""
+    value = config.get(key)
+    if value not in known:
+        only = " or ".join(map(repr, known))
+        raise impossible(config, f"{key!r} is {reprlib.repr(value)}, llama.cpp runs this architecture with {only} only")
+
+
+def impossible(config: Config, what: str) -> UnusableInputError:
+    """The error for a config that contradicts itself, or that llama.cpp would compute differently."""
     return UnusableInputError(f"{config.path}: {what}", "is this file complete?")
 
 
-def decoder_metadata(config: Config) -> dict[str, Any]:
-    """The keys that every rotary decoder with RMS norms and SiLU has. Raises UnusableInputError for another one."""
-    activation = config.get("hidden_act")
-    if activation not in (None, "silu", "swish"):
-        # The file has no place for it: llama.cpp would silently compute SiLU.
-        raise _impossible(config, f"'hidden_act' is {reprlib.repr(activation)}, this architecture is known with 'silu'")
+def decoder_metadata(config: Config, **rope: bool) -> dict[str, Any]:
+    """The keys that every rotary decoder with RMS norms and SiLU has; `rope` goes to `rope_metadata`.
+
+    Raises UnusableInputError for another one.
+    """
+    check_activation(config, "hidden_act", "silu", "swish")
+    rms_norm = {"attention.layer_norm_rms_epsilon": config.number("rms_norm_eps")}
+    return {**attention_metadata(config, **rope), **rms_norm}
+
+
+def attention_metadata(config: Config, **rope: bool) -> dict[str, Any]:
+    """The keys that every rotary decoder has, whatever its norms and activation; `rope` goes to `rope_metadata`."""
     metadata: dict[str, Any] = {
         "block_count": n_layers(config),
         "context_length": config.integer("max_position_embeddings"),
@@ -168,20 +209,40 @@ def decoder_metadata(config: Config) -> dict[str, Any]:
         "feed_forward_length": config.integer("intermediate_size"),
         "attention.head_count": config.integer("num_attention_heads"),
         "attention.head_count_kv": n_kv_heads(config),
-        **rope_metadata(config),
-        "attention.layer_norm_rms_epsilon": config.number("rms_norm_eps"),
+        **rope_metadata(config, **rope),
     }
     if config.get("head_dim") is not None:
         metadata["attention.key_length"] = metadata["attention.value_length"] = head_dim(config)
     return metadata
 
 
-def rope_metadata(config: Config) -> dict[str, Any]:
-    """Base frequency and scaling of the rotary embedding. Raises UnusableInputError for an unknown scaling."""
+def check_activation(config: Config, key: str, *known: str) -> None:
+    """Raise UnusableInputError for another activation than those of `known`, of which the first is the default."""
+    activation = config.get(key)
+    if activation is not None and activation not in known:
+        # The file has no place for it: llama.cpp would silently compute its own.
+        raise impossible(config, f"{key!r} is {reprlib.repr(activation)}, this architecture is known with {known[0]!r}")
+
+
+def expert_counts(config: Config) -> dict[str, Any]:
+    """How many experts there are and how many a token uses; nothing for a model without experts."""
+    key = next((k for k in ("num_local_experts", "num_experts") if config.get(k) is not None), None)
+    if key is None:
+        return {}
+    count = config.integer(key, at_most=MAX_EXPERTS)
+    return {"expert_count": count, "expert_used_count": config.integer("num_experts_per_tok", at_most=count)}
+
+
+def rope_metadata(config: Config, *, rope_factors: bool = False, partial: bool = False) -> dict[str, Any]:
+    """Base frequency and scaling of the rotary embedding. Raises UnusableInputError for an unknown scaling.
+
+    `rope_factors`: whether llama.cpp reads a tensor of rope divisors for this architecture, as `llama3` scaling needs.
+    `partial`: whether it can leave a part of each head as it is.
+    """
     rope = config.rope
     kind = rope.get("rope_type")
-    if rope.get("partial_rotary_factor") not in (None, 1):
-        raise _impossible(config, "'partial_rotary_factor' is not 1, this architecture is known with full rotation")
+    if not partial and rope.get("partial_rotary_factor") not in (None, 1):
+        raise impossible(config, "'partial_rotary_factor' is not 1, this architecture is known with full rotation")
     scaling: dict[str, Any] = {}
     if kind in ("linear", "yarn"):
         scaling = {"rope.scaling.type": kind, "rope.scaling.factor": rope.number("factor")}
@@ -190,9 +251,10 @@ def rope_metadata(config: Config) -> dict[str, Any]:
         for source, target in _YARN_NUMBERS.items():
             if rope.get(source) is not None:
                 scaling.setdefault(f"rope.scaling.{target}", rope.number(source))
-    elif kind not in ("default", "linear", "llama3"):
+    elif kind not in ("default", "linear", *(["llama3"] if rope_factors else [])):
+        known = "default, linear, yarn" + (", llama3" if rope_factors else "")
         raise UnusableInputError(
-            f"{config.path}: unknown rope scaling {reprlib.repr(kind)}", "known are default, linear, yarn and llama3"
+            f"{config.path}: unknown rope scaling {reprlib.repr(kind)}", f"this architecture is known with {known}"
         )
     return {**scaling, "rope.freq_base": rope.number("rope_theta")}
 
@@ -211,10 +273,10 @@ _YARN_NUMBERS = {
 }
 
 
-def embedding_tensors(config: Config) -> Iterator[TensorRule]:
-    """Token embedding, final norm and output head; the head is absent when it is tied to the embedding."""
+def embedding_tensors(config: Config, *, add: float = 0.0) -> Iterator[TensorRule]:
+    """Token embedding, final norm (with `add` added) and output head, which is absent when tied to the embedding."""
     embd, vocab = config.integer("hidden_size"), config.vocab_size
     yield tensor("token_embd.weight", "model.embed_tokens.weight", (vocab, embd))
-    yield tensor("output_norm.weight", "model.norm.weight", (embd,))
+    yield tensor("output_norm.weight", "model.norm.weight", (embd,), add=add)
     tied = config.flag("tie_word_embeddings")
     yield tensor("output.weight", "lm_head.weight", (vocab, embd), optional=tied)

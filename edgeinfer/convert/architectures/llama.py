@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,55 +15,56 @@ from edgeinfer.convert.architectures.base import (
     TensorRule,
     decoder_metadata,
     embedding_tensors,
+    expert_counts,
     head_dim,
     interleave_halves,
-    n_kv_heads,
-    n_layers,
-    tensor,
 )
+from edgeinfer.convert.architectures.blocks import attention, gated_ffn, layers, norm
 from edgeinfer.convert.config import Config
 from edgeinfer.errors import UnusableInputError
 
 
-def metadata(config: Config) -> dict[str, Any]:
-    """The keys of every decoder, then what llama.cpp's loader wants of a llama."""
+def metadata(config: Config, *, rope_factors: bool = True) -> dict[str, Any]:
+    """The keys of every decoder, then what llama.cpp's loader wants of a llama and its relatives."""
     return {
-        **decoder_metadata(config),
+        **decoder_metadata(config, rope_factors=rope_factors),
+        **expert_counts(config),
         "vocab_size": config.vocab_size,
         "rope.dimension_count": head_dim(config),
     }
 
 
+def _metadata_with_head_dim(config: Config) -> dict[str, Any]:
+    """The same with the size of a head, which transformers states for a llama in any case."""
+    size = head_dim(config)
+    return {**metadata(config), "attention.key_length": size, "attention.value_length": size}
+
+
 def tensors(config: Config) -> Iterator[TensorRule | ConstantRule]:
     """Pre-norm decoder layers: grouped-query attention with interleaved rope, gated feed-forward."""
-    embd, ffn, dim = config.integer("hidden_size"), config.integer("intermediate_size"), head_dim(config)
-    q, kv = config.integer("num_attention_heads") * dim, n_kv_heads(config) * dim
-    rotary = interleave_halves(dim)
-    attention_bias, mlp_bias = not config.flag("attention_bias"), not config.flag("mlp_bias")
+    ffn = config.integer("intermediate_size")
+    mlp_bias = config.flag("mlp_bias")
 
+    def feed_forward(to: str, at: str, embd: int) -> Iterator[TensorRule]:
+        return gated_ffn(to, f"{at}.mlp", embd, ffn, bias=mlp_bias)
+
+    return interleaved_layers(config, feed_forward)
+
+
+def interleaved_layers(
+    config: Config, feed_forward: Callable[[str, str, int], Iterator[TensorRule]]
+) -> Iterator[TensorRule | ConstantRule]:
+    """A llama with another feed-forward network: `feed_forward(to, at, hidden size)`."""
+    embd, bias = config.integer("hidden_size"), config.flag("attention_bias")
+    rotary = interleave_halves(head_dim(config))
     yield from embedding_tensors(config)
     if config.rope.get("rope_type") == "llama3":
         yield ConstantRule("rope_freqs.weight", llama3_rope_factors(config))
-    for i in range(n_layers(config)):
-        to, at = f"blk.{i}", f"model.layers.{i}"
-        yield tensor(f"{to}.attn_norm.weight", f"{at}.input_layernorm.weight", (embd,))
-        for name, part, rows, row_length, transform in (
-            ("attn_q", "q_proj", q, embd, rotary),
-            ("attn_k", "k_proj", kv, embd, rotary),
-            ("attn_v", "v_proj", kv, embd, None),
-            ("attn_output", "o_proj", embd, q, None),
-        ):
-            source = f"{at}.self_attn.{part}"
-            yield tensor(f"{to}.{name}.weight", f"{source}.weight", (rows, row_length), transform)
-            yield tensor(f"{to}.{name}.bias", f"{source}.bias", (rows,), transform, optional=attention_bias)
-        yield tensor(f"{to}.ffn_norm.weight", f"{at}.post_attention_layernorm.weight", (embd,))
-        for name, part, rows, row_length in (
-            ("ffn_gate", "gate_proj", ffn, embd),
-            ("ffn_up", "up_proj", ffn, embd),
-            ("ffn_down", "down_proj", embd, ffn),
-        ):
-            yield tensor(f"{to}.{name}.weight", f"{at}.mlp.{part}.weight", (rows, row_length))
-            yield tensor(f"{to}.{name}.bias", f"{at}.mlp.{part}.bias", (rows,), optional=mlp_bias)
+    for to, at in layers(config):
+        yield from norm(f"{to}.attn_norm", f"{at}.input_layernorm", embd)
+        yield from attention(config, to, at, rotary, bias=bias, output_bias=bias)
+        yield from norm(f"{to}.ffn_norm", f"{at}.post_attention_layernorm", embd)
+        yield from feed_forward(to, at, embd)
 
 
 def llama3_rope_factors(config: Config) -> NDArray[np.float32]:
@@ -103,6 +104,6 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": False,
         "vocab_size": 32000,
     },
-    metadata=metadata,
+    metadata=_metadata_with_head_dim,
     tensors=tensors,
 )

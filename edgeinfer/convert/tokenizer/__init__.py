@@ -1,23 +1,36 @@
 """From a checkpoint's tokenizer files to GGUF's vocabulary.
 
 `tokenizer.json` is read with the `tokenizers` library itself, never through transformers, whose wrapper changes
-what some tokenizers do; the file's own rules decide which of llama.cpp's tokenizers can stand in for it.
+what some tokenizers do; a tekken.json or a tokenizer.model that stands alone is retold as one. The file's own rules
+decide which of llama.cpp's tokenizers can stand in for it.
 """
 
 from __future__ import annotations
 
 import os
-import reprlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeinfer.convert.checkpoint import Checkpoint
-from edgeinfer.convert.json_file import MAX_JSON_NBYTES, parse_object, read_file, read_object_if_there
+from edgeinfer.convert.config import Config
+from edgeinfer.convert.json_file import read_object, read_object_if_there
+from edgeinfer.convert.tokenizer import tekken
 from edgeinfer.convert.tokenizer.bpe import bpe_vocabulary
+from edgeinfer.convert.tokenizer.original import load_original
+from edgeinfer.convert.tokenizer.pre_tokenizer import known_by_hash, name_pre_tokenizer, names_by_rules
 from edgeinfer.convert.tokenizer.sentencepiece import is_sentencepiece_like, sentencepiece_vocabulary
-from edgeinfer.convert.tokenizer.special import special_metadata
-from edgeinfer.errors import UnusableInputError
+from edgeinfer.convert.tokenizer.sentencepiece_model import (
+    SentencePieceModel,
+    read_sentencepiece_model,
+    tokenizer_of_model,
+)
+from edgeinfer.convert.tokenizer.special import begin_token, end_tokens, special_metadata
+from edgeinfer.convert.tokenizer.templates import template_metadata
+from edgeinfer.convert.tokenizer.unigram import unigram_vocabulary
+from edgeinfer.convert.tokenizer.vocabulary import without_unembedded
+from edgeinfer.convert.tokenizer.wordpiece import wordpiece_vocabulary
+from edgeinfer.errors import UnusableInputError, UsageError
 
 if TYPE_CHECKING:
     import tokenizers
@@ -29,62 +42,100 @@ class LoadedTokenizer:
 
     metadata: dict[str, Any]
     original: tokenizers.Tokenizer
+    document: dict[str, Any]
+    """tokenizer.json, or what stands for it."""
+    end_tokens: tuple[int, ...] = ()
+    """All tokens that end a generation, as the checkpoint lists them."""
+    left_out: tuple[str, ...] = ()
+    """Added tokens that the model has no embedding for."""
+    is_assumed: bool = False
+    """Whether the pre-tokenizer is one that the user named and the file's rules don't confirm."""
 
 
-def load_tokenizer(checkpoint: Checkpoint) -> LoadedTokenizer:
-    """Read the tokenizer of a checkpoint, padded to the config's `vocab_size`.
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What a checkpoint says about its tokenizer."""
+
+    path: Path
+    document: dict[str, Any]
+    """tokenizer.json, or what stands for it."""
+    settings: dict[str, Any]
+    """tokenizer_config.json."""
+    model: SentencePieceModel | None = None
+
+    @property
+    def kind(self) -> str:
+        """The type of the tokenizer's model."""
+        match self.document.get("model"):
+            case {"type": str(kind)}:
+                return kind
+        return "unknown"
+
+
+def load_tokenizer(checkpoint: Checkpoint, pre: str | None = None) -> LoadedTokenizer:
+    """Read the tokenizer of a checkpoint, padded to the config's `vocab_size`; `pre` overrides the pre-tokenizer.
 
     Raises UnusableInputError when there is none, when llama.cpp has no equivalent, or when it has more tokens than
-    the embedding.
+    the embedding; UsageError for a `pre` that has no effect.
     """
-    path = checkpoint.path / "tokenizer.json"
-    if not os.path.lexists(path):
-        raise UnusableInputError(
-            f"{checkpoint.path}: has no tokenizer.json",
-            "save it with transformers' AutoTokenizer.from_pretrained(…).save_pretrained(…)",
-        )
-    data = read_file(path, MAX_JSON_NBYTES)
-    parsed = parse_object(data, str(path))
-    original = _load_original(path, data)
-    settings = read_object_if_there(checkpoint.path / "tokenizer_config.json")
-    model = parsed.get("model")
-    if not isinstance(model, dict) or model.get("type") != "BPE":
-        kind = model.get("type") if isinstance(model, dict) else None
-        raise UnusableInputError(f"{path}: the tokenizer model {kind!r} is not supported", "supported is BPE")
-    check_normalizer(path, parsed.get("normalizer"))
-    build = sentencepiece_vocabulary if is_sentencepiece_like(parsed) else bpe_vocabulary
-    vocabulary = build(path, parsed, settings, checkpoint.config.vocab_size)
-    special = special_metadata(checkpoint, parsed, settings)
-    return LoadedTokenizer({**vocabulary, **special}, original)
+    files = _read(checkpoint.path)
+    document, left_out = without_unembedded(files.document, checkpoint.config.vocab_size)
+    original = load_original(files.path, document, as_it_is=document is files.document)
+    files = replace(files, document=document)
+    metadata = {
+        **_vocabulary(checkpoint.config, files, original, pre),
+        **_token_types(checkpoint.config),
+        **special_metadata(checkpoint, document, files.settings, original),
+        **template_metadata(checkpoint.path, files.settings),
+    }
+    is_assumed = pre is not None and pre not in names_by_rules(document)
+    return LoadedTokenizer(metadata, original, document, tuple(end_tokens(checkpoint)), left_out, is_assumed)
 
 
-def _load_original(path: Path, data: bytes) -> tokenizers.Tokenizer:
-    import tokenizers
-
-    try:
-        original = tokenizers.Tokenizer.from_buffer(data)
-    except Exception as error:  # the library raises plain Exception for anything it dislikes in a file
-        raise UnusableInputError(f"{path}: not a usable tokenizer ({error})", "download the file again") from None
-    # Settings of some training run, of no meaning here; absurd ones make the library panic.
-    original.no_truncation()
-    original.no_padding()
-    return original
+def _token_types(config: Config) -> dict[str, int]:
+    """How many kinds of segments ("sentence A", "sentence B") an encoder's embedding tells apart."""
+    count = config.get("type_vocab_size")
+    return {} if count is None else {"tokenizer.ggml.token_type_count": config.integer("type_vocab_size")}
 
 
-def check_normalizer(path: Path, section: Any) -> None:
-    """Raise UnusableInputError for a change of the text that llama.cpp would not make.
-
-    NFC it does not make either, but text is nearly always in that form already.
-    """
-    match section:
-        case None | {"type": "NFC"} | {"type": "Prepend", "prepend": "▁"}:
-            return
-        case {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}:
-            return
-        case {"type": "Sequence", "normalizers": [*steps]}:
-            for step in steps:
-                check_normalizer(path, step)
-            return
+def _read(directory: Path) -> _Files:
+    settings = read_object_if_there(directory / "tokenizer_config.json")
+    path = directory / "tokenizer.json"
+    if os.path.lexists(path):
+        files = _Files(path, read_object(path), settings)
+        has_scores = files.kind == "BPE" and is_sentencepiece_like(files.document)
+        model_file = directory / "tokenizer.model"
+        if has_scores and os.path.lexists(model_file):
+            files = replace(files, model=read_sentencepiece_model(model_file))
+        return files
+    path = directory / "tekken.json"
+    if os.path.lexists(path):
+        return _Files(path, tekken.tokenizer_of_tekken(path), {**tekken.SETTINGS, **settings})
+    path = directory / "tokenizer.model"
+    if os.path.lexists(path):
+        model = read_sentencepiece_model(path)
+        return _Files(path, tokenizer_of_model(model), settings, model)
     raise UnusableInputError(
-        f"{path}: unknown normalizer {reprlib.repr(section)}", "known are NFC and SentencePiece's marks for spaces"
+        f"{directory}: has neither tokenizer.json nor tekken.json nor tokenizer.model",
+        "save it with transformers' AutoTokenizer.from_pretrained(…).save_pretrained(…)",
+    )
+
+
+def _vocabulary(config: Config, files: _Files, original: tokenizers.Tokenizer, pre: str | None) -> dict[str, Any]:
+    path, document, settings = files.path, files.document, files.settings
+    begin = begin_token(settings, document) if settings.get("add_bos_token") is True else ""
+    if files.kind == "BPE" and not is_sentencepiece_like(document):
+        name = pre or name_pre_tokenizer(path, document, original, begin)
+        return bpe_vocabulary(path, document, settings, config.vocab_size, name)
+    if pre is not None:
+        raise UsageError(f"--pre has no effect: {path} is not a byte-level BPE tokenizer", "drop it")
+    if files.kind == "BPE":
+        return sentencepiece_vocabulary(path, document, settings, config.vocab_size, files.model)
+    if files.kind == "Unigram":
+        return unigram_vocabulary(path, document, config.vocab_size)
+    if files.kind == "WordPiece":
+        name = known_by_hash(original, begin) or "default"
+        return wordpiece_vocabulary(path, document, config.vocab_size, name)
+    raise UnusableInputError(
+        f"{path}: the tokenizer model {files.kind!r} is not supported", "supported are BPE, Unigram and WordPiece"
     )

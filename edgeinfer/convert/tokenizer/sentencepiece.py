@@ -1,7 +1,8 @@
-"""SentencePiece BPE as `tokenizer.json` has it (Llama 1 and 2, Mistral): llama.cpp's `llama` tokenizer.
+"""SentencePiece BPE (Llama 1 and 2, Mistral, Gemma): llama.cpp's `llama` tokenizer.
 
-llama.cpp merges by score, highest first; `tokenizer.json` by rank in the list of merges. A piece's score is
-therefore minus the rank of the merge that makes it, which is also how SentencePiece numbers its BPE models.
+llama.cpp merges by score, highest first; `tokenizer.json` by rank in the list of merges. Without the `tokenizer.model`
+that has the scores, a piece's is minus the rank of the merge that makes it, which is also how SentencePiece numbers its
+BPE models.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from edgeinfer.convert.tokenizer.sentencepiece_model import SentencePieceModel
 from edgeinfer.convert.tokenizer.vocabulary import TokenType, merge_pairs, token_table
 from edgeinfer.errors import UnusableInputError
 
 _BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 _ADDED_SCORE = -1000.0
+_HOLE_SCORE = -10000.0
 
 
 def is_sentencepiece_like(parsed: dict[str, Any]) -> bool:
@@ -24,9 +28,16 @@ def is_sentencepiece_like(parsed: dict[str, Any]) -> bool:
 
 
 def sentencepiece_vocabulary(
-    path: Path, parsed: dict[str, Any], settings: dict[str, Any], vocab_size: int
+    path: Path,
+    parsed: dict[str, Any],
+    settings: dict[str, Any],
+    vocab_size: int,
+    model: SentencePieceModel | None = None,
 ) -> dict[str, Any]:
-    """The vocabulary keys of a SentencePiece-like tokenizer. Raises UnusableInputError."""
+    """The vocabulary keys of a SentencePiece-like tokenizer; with the scores of `model`, where there is one.
+
+    Raises UnusableInputError.
+    """
     texts, types = token_table(path, parsed, vocab_size)
     missing = _BYTES.difference(texts)
     if missing:
@@ -35,23 +46,13 @@ def sentencepiece_vocabulary(
             f"{path}: byte fallback without {len(missing)} of its 256 tokens, such as {min(missing)}",
             "the tokenizer was edited or merged wrongly: get the original",
         )
-    scores = np.full(vocab_size, _ADDED_SCORE, dtype=np.float32)
-    vocab: dict[str, int] = parsed["model"]["vocab"]
-    # What no merge makes (single characters) never competes: SentencePiece puts it behind all merges.
-    pairs = merge_pairs(path, parsed)
-    unmerged = float(len(pairs))
-    for text, token in vocab.items():
-        if types[token] == TokenType.NORMAL:
-            scores[token] = -unmerged
-            if text in _BYTES:
-                types[token], scores[token] = TokenType.BYTE, 0.0
-    for rank, (left, right) in reversed(list(enumerate(pairs))):
-        made = vocab.get(left + right)
-        if made is not None and types[made] == TokenType.NORMAL:
-            scores[made] = -float(rank)
-    unknown = vocab.get(parsed["model"].get("unk_token") or "")
+    for token, (text, kind) in enumerate(zip(texts, types, strict=True)):
+        if kind == TokenType.NORMAL and text in _BYTES:
+            types[token] = TokenType.BYTE
+    unknown = parsed["model"]["vocab"].get(parsed["model"].get("unk_token") or "")
     if unknown is not None:
-        types[unknown], scores[unknown] = TokenType.UNKNOWN, 0.0
+        types[unknown] = TokenType.UNKNOWN
+    scores = _rebuilt_scores(path, parsed, types) if model is None else _scores_of(path, model, texts, types)
     return {
         "tokenizer.ggml.add_space_prefix": _adds_space_prefix(parsed, settings),
         "tokenizer.ggml.model": "llama",
@@ -60,6 +61,41 @@ def sentencepiece_vocabulary(
         "tokenizer.ggml.scores": scores,
         "tokenizer.ggml.token_type": np.array(types, dtype=np.int32),
     }
+
+
+def _rebuilt_scores(path: Path, parsed: dict[str, Any], types: list[int]) -> NDArray[np.float32]:
+    """Scores that lead to the same merges as the ranks do.
+
+    What no merge makes (single characters) never competes: SentencePiece puts it behind all merges.
+    """
+    scores = np.full(len(types), _ADDED_SCORE, dtype=np.float32)
+    vocab: dict[str, int] = parsed["model"]["vocab"]
+    pairs = merge_pairs(path, parsed)
+    for token, kind in enumerate(types):
+        if kind in (TokenType.NORMAL, TokenType.BYTE, TokenType.UNKNOWN):
+            scores[token] = -float(len(pairs)) if kind == TokenType.NORMAL else 0.0
+    for rank, (left, right) in reversed(list(enumerate(pairs))):
+        made = vocab.get(left + right)
+        if made is not None and types[made] == TokenType.NORMAL:
+            scores[made] = -float(rank)
+    return scores
+
+
+def _scores_of(path: Path, model: SentencePieceModel, texts: list[str], types: list[int]) -> NDArray[np.float32]:
+    """The model's own scores. Raises UnusableInputError when it is not the one that tokenizer.json was made from."""
+    scores = np.full(len(types), _HOLE_SCORE, dtype=np.float32)
+    for token, (text, kind) in enumerate(zip(texts, types, strict=True)):
+        piece = model.pieces[token] if token < len(model.pieces) else None
+        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED):
+            scores[token] = _ADDED_SCORE
+        elif piece is not None and kind != TokenType.UNUSED:
+            if piece.text != text:
+                raise UnusableInputError(
+                    f"{path}: token {token} is {text!r}, but tokenizer.model says {piece.text!r}",
+                    "one of them is of another version: download both again",
+                )
+            scores[token] = piece.score
+    return scores
 
 
 def _adds_space_prefix(parsed: dict[str, Any], settings: dict[str, Any]) -> bool:

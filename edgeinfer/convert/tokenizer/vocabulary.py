@@ -28,9 +28,7 @@ def token_table(path: Path, parsed: dict[str, Any], vocab_size: int) -> tuple[li
     """
     texts = [f"[PAD{i}]" for i in range(vocab_size)]
     types = [int(TokenType.UNUSED)] * vocab_size
-    vocab = parsed["model"].get("vocab")
-    if not isinstance(vocab, dict) or not vocab:
-        raise UnusableInputError(f"{path}: the tokenizer has no vocabulary", "download the file again")
+    vocab = ids_by_text(path, parsed)
     added = added_tokens(path, parsed)
     largest = max([*vocab.values(), *added])
     if largest >= vocab_size:
@@ -53,6 +51,39 @@ def token_table(path: Path, parsed: dict[str, Any], vocab_size: int) -> tuple[li
             texts[token], types[token] = text.replace("▁", " "), TokenType.USER_DEFINED
     _check_texts(path, texts)
     return texts, types
+
+
+def without_unembedded(document: dict[str, Any], vocab_size: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The tokenizer without the added tokens that lie beyond the embedding, and their texts.
+
+    A model never saw them: Gemma 3's text models have a tokenizer with a token for images. Nothing else may refer to
+    them, or the tokenizers library does not load what is left.
+    """
+    entries = document.get("added_tokens")
+    if not isinstance(entries, list) or not all(isinstance(e, dict) and type(e.get("id")) is int for e in entries):
+        return document, ()
+    surplus = tuple(str(entry.get("content")) for entry in entries if entry["id"] >= vocab_size)
+    if not surplus:
+        return document, ()
+    kept = [entry for entry in entries if entry["id"] < vocab_size]
+    match document.get("model"):
+        case {"vocab": dict(vocab), **model} if any(text in vocab for text in surplus):
+            embedded = {text: token for text, token in vocab.items() if text not in surplus}
+            return {**document, "added_tokens": kept, "model": {**model, "vocab": embedded}}, surplus
+    return {**document, "added_tokens": kept}, surplus
+
+
+def ids_by_text(path: Path, parsed: dict[str, Any]) -> dict[str, int]:
+    """The vocabulary without the added tokens; a Unigram model lists its pieces in the order of their ids."""
+    vocab = parsed["model"].get("vocab")
+    if isinstance(vocab, list):
+        ids = {str(entry[0]): token for token, entry in enumerate(vocab)}
+        if len(ids) != len(vocab):
+            raise _ambiguous(path, "a piece stands twice in the vocabulary")
+        vocab = ids
+    if not isinstance(vocab, dict) or not vocab:
+        raise UnusableInputError(f"{path}: the tokenizer has no vocabulary", "download the file again")
+    return vocab
 
 
 def _check_texts(path: Path, texts: list[str]) -> None:

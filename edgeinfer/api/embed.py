@@ -1,0 +1,79 @@
+"""`edgeinfer.load_encoder`: a model that turns texts into vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeinfer.api.files import checked_header, resolve
+from edgeinfer.api.vocabulary import vocabulary_of
+from edgeinfer.errors import UnusableInputError
+from edgeinfer.gguf_file.header import Header
+from edgeinfer.native.encoder import NativeEncoder, Pooling
+from edgeinfer.native.model import NativeModel
+from edgeinfer.options import RuntimeOptions
+from edgeinfer.types import Tokens
+
+# GGUF's numbers (include/llama.h, llama_pooling_type); a file that states none leaves it to its user.
+_POOLING: dict[int, Pooling] = {0: "mean", 1: "mean", 2: "cls", 3: "last"}
+
+
+def load_encoder(model: str | Path, options: RuntimeOptions | None = None) -> Encoder:
+    """Load an encoder (BERT, XLM-RoBERTa, Nomic-BERT). Close it, or use it in a `with` statement.
+
+    Raises NotFoundError, UnusableInputError for a file that is damaged or generates text, ResourceError when memory
+    does not suffice.
+    """
+    path = resolve(model)
+    header = checked_header(path)
+    stated = header.metadata.number(f"{header.architecture}.pooling_type", 0)
+    pooling = _POOLING.get(stated)
+    if pooling is None:
+        raise UnusableInputError(f"{path}: pooling {stated} is unknown", "known are mean, cls and last token")
+    options = options or RuntimeOptions()
+    native = NativeModel(path, mmap=options.mmap, mlock=options.mlock)
+    try:
+        return Encoder(native, NativeEncoder(native, options, pooling), header)
+    except BaseException:
+        native.close()
+        raise
+
+
+class Encoder:
+    """A loaded encoder: texts in, vectors out. `load_encoder` makes one."""
+
+    def __init__(self, native: NativeModel, encoder: NativeEncoder, header: Header) -> None:
+        self.header = header
+        self.native = native
+        self.encoder = encoder
+        self.vocabulary = vocabulary_of(header, native.vocabulary)
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """One vector of length 1 for each text, shape `(len(texts), n_embd)`.
+
+        Raises ContextOverflowError for a text with more tokens than the model was trained on.
+        """
+        vectors = np.empty((len(texts), self.encoder.n_embd), np.float32)
+        for vector, text in zip(vectors, texts, strict=True):
+            vector[:] = self.embed_tokens(self.vocabulary.tokenize(text, add_special=True, parse_special=False))
+        return vectors
+
+    def embed_tokens(self, tokens: Tokens) -> NDArray[np.float32]:
+        """The vector of length 1 for a text's tokens, shape `(n_embd,)`."""
+        pooled = self.encoder.embed(tokens)
+        return pooled / max(float(np.linalg.norm(pooled)), 1e-12)
+
+    def close(self) -> None:
+        """Free everything."""
+        self.encoder.close()
+        self.native.close()
+
+    def __enter__(self) -> Encoder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,56 @@
+"""Which files SOURCE names: a path, or a repository on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeinfer.convert.file_types import file_type
+from edgeinfer.errors import ResourceError
+from edgeinfer.options import ConvertOptions
+from edgeinfer.registry import hub
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where a source lies, and the repository that it comes from, if so."""
+
+    path: Path
+    repository: str | None = None
+
+
+def locate(source: str | Path, output: Path | None, options: ConvertOptions) -> Located:
+    """Find a source, and fetch it when it is on the Hub and not in the local cache.
+
+    A path that exists always wins. Raises the errors of `hub.look_up`, and ResourceError when the disk has no room for
+    the download or for what it will be converted to.
+    """
+    path = Path(source)
+    hub_id = None if os.path.lexists(path) else hub.parse_id(str(source))
+    if hub_id is None:
+        return Located(path)
+    folder = hub.cached(hub_id)
+    if folder is None:
+        file_type(options.type)  # a wrong name is said before anything is fetched
+        snapshot = hub.look_up(hub_id)
+        _check_space(snapshot, hub.check_space(snapshot), output, options)
+        folder = hub.download(snapshot)
+    return Located(folder, hub_id.repository)
+
+
+def _check_space(snapshot: hub.Snapshot, cache: Path, output: Path | None, options: ConvertOptions) -> None:
+    """Whether the output fits too, as far as the Hub's count of parameters tells."""
+    if snapshot.n_parameters is None:
+        return
+    default = file_type(options.type).default
+    expected = snapshot.n_parameters * default.block_nbytes // default.block_length
+    target = hub.existing_parent(output.parent if output else Path())
+    shared = snapshot.missing_nbytes if target.stat().st_dev == cache.stat().st_dev else 0
+    free = shutil.disk_usage(target).free
+    if expected + shared > free:
+        raise ResourceError(
+            f"{snapshot.id}: needs about {expected + shared} bytes in {target}, the disk has {free} free",
+            "free some space, or choose a smaller type",
+        )

@@ -1,0 +1,87 @@
+"""The pieces that decoder layers are built of, as Hugging Face and GGUF name them.
+
+`to` is a layer's prefix in the GGUF file (`blk.3`), `at` in the checkpoint (`model.layers.3`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgeinfer.convert.architectures.base import (
+    RowTransform,
+    TensorRule,
+    head_dim,
+    n_kv_heads,
+    n_layers,
+    stack,
+    tensor,
+)
+from edgeinfer.convert.config import Config
+
+
+def layers(config: Config, checkpoint_prefix: str = "model.layers") -> Iterator[tuple[str, str]]:
+    """The prefixes `to` and `at` of each layer."""
+    for i in range(n_layers(config)):
+        yield f"blk.{i}", f"{checkpoint_prefix}.{i}"
+
+
+def linear(
+    name: str, source: str, shape: tuple[int, int], transform: RowTransform | None = None, *, bias: bool = False
+) -> Iterator[TensorRule]:
+    """A matrix of `shape` (rows, row length), and its bias."""
+    yield tensor(f"{name}.weight", f"{source}.weight", shape, transform)
+    if bias:
+        yield tensor(f"{name}.bias", f"{source}.bias", shape[:1], transform)
+
+
+def norm(name: str, source: str, length: int, *, add: float = 0.0, bias: bool = False) -> Iterator[TensorRule]:
+    """A norm's weight, with `add` added, and its bias."""
+    yield tensor(f"{name}.weight", f"{source}.weight", (length,), add=add)
+    if bias:
+        yield tensor(f"{name}.bias", f"{source}.bias", (length,))
+
+
+def attention(
+    config: Config,
+    to: str,
+    at: str,
+    rotary: RowTransform | None = None,
+    *,
+    bias: bool = False,
+    output_bias: bool = False,
+) -> Iterator[TensorRule]:
+    """The projections of grouped-query attention; `rotary` reorders what the rope turns."""
+    embd, dim = config.integer("hidden_size"), head_dim(config)
+    q, kv = config.integer("num_attention_heads") * dim, n_kv_heads(config) * dim
+    yield from linear(f"{to}.attn_q", f"{at}.self_attn.q_proj", (q, embd), rotary, bias=bias)
+    yield from linear(f"{to}.attn_k", f"{at}.self_attn.k_proj", (kv, embd), rotary, bias=bias)
+    yield from linear(f"{to}.attn_v", f"{at}.self_attn.v_proj", (kv, embd), bias=bias)
+    yield from linear(f"{to}.attn_output", f"{at}.self_attn.o_proj", (embd, q), bias=output_bias)
+
+
+def head_norms(config: Config, to: str, at: str, *, add: float = 0.0) -> Iterator[TensorRule]:
+    """Norms over each head of query and key."""
+    yield from norm(f"{to}.attn_q_norm", f"{at}.self_attn.q_norm", head_dim(config), add=add)
+    yield from norm(f"{to}.attn_k_norm", f"{at}.self_attn.k_norm", head_dim(config), add=add)
+
+
+def gated_ffn(to: str, at: str, embd: int, ffn: int, *, suffix: str = "", bias: bool = False) -> Iterator[TensorRule]:
+    """A gated feed-forward network; `suffix` is `_shexp` for the expert that all tokens share."""
+    yield from linear(f"{to}.ffn_gate{suffix}", f"{at}.gate_proj", (ffn, embd), bias=bias)
+    yield from linear(f"{to}.ffn_up{suffix}", f"{at}.up_proj", (ffn, embd), bias=bias)
+    yield from linear(f"{to}.ffn_down{suffix}", f"{at}.down_proj", (embd, ffn), bias=bias)
+
+
+def experts(
+    to: str,
+    at: str,
+    count: int,
+    embd: int,
+    ffn: int,
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> Iterator[TensorRule]:
+    """The gate, up and down matrices of all experts, stacked; the checkpoint has expert `i`'s at `<at>.experts.<i>`."""
+    shapes = {"gate": (ffn, embd), "up": (ffn, embd), "down": (embd, ffn)}
+    for (kind, shape), projection in zip(shapes.items(), projections, strict=True):
+        sources = [f"{at}.experts.{i}.{projection}.weight" for i in range(count)]
+        yield stack(f"{to}.ffn_{kind}_exps.weight", sources, shape)

@@ -1,0 +1,1 @@
+"""What quantizing costs in quality: perplexity, and the divergence from a reference."""

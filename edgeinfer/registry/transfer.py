@@ -1,0 +1,79 @@
+"""Fetches one large file into the Hub's cache, so that a later run goes on where an earlier one was interrupted.
+
+`huggingface_hub` resumes only within a process: it deletes what an ended one had fetched. It takes a file that lies in
+its cache under the content's hash for downloaded, and that is where this puts it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from edgeinfer.errors import UnusableInputError
+
+PARTIAL_SUFFIX = ".edgeinfer.incomplete"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def blobs_folder(repository: str) -> Path:
+    """Where the cache keeps a repository's files, by the hash of their content."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE).expanduser() / f"models--{repository.replace('/', '--')}" / "blobs"
+
+
+def fetch(repository: str, name: str, commit: str) -> None:
+    """Fetch a file if the cache lacks it; a file without a SHA-256 (a small one) is left to `huggingface_hub`.
+
+    Raises what `huggingface_hub` raises, and UnusableInputError when the content is not what the Hub announced.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils._fixes import WeakFileLock
+    from huggingface_hub.utils._headers import build_hf_headers
+
+    url = hf_hub_url(repository, name, revision=commit)
+    announced = get_hf_file_metadata(url)
+    if announced.etag is None or not _SHA256.fullmatch(announced.etag) or announced.size is None:
+        return
+    blob = blobs_folder(repository) / announced.etag
+    if blob.exists():
+        return
+    partial = blob.with_name(blob.name + PARTIAL_SUFFIX)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(partial.with_suffix(".lock")):
+        with open(partial, "ab") as file:
+            if file.tell() > announced.size:
+                file.truncate(0)
+            http_get(
+                url,
+                file,
+                resume_size=file.tell(),
+                headers=build_hf_headers(),
+                expected_size=announced.size,
+                displayed_filename=name,
+                tqdm_class=progress_bar(),
+            )
+        if _sha256(partial) != announced.etag:
+            partial.unlink()
+            raise UnusableInputError(f"{repository}: the download of {name} is damaged", "try again")
+        partial.replace(blob)
+
+
+def progress_bar() -> Any:
+    """tqdm, on stderr, where that is a terminal."""
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[type-arg]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": not sys.stderr.isatty(), "leave": False})
+
+    return Bar
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

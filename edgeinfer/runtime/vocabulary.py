@@ -1,0 +1,106 @@
+"""A vocabulary that splits text as the checkpoint's own tokenizer does, where the C library's cannot.
+
+Only `tokenize` differs: pieces, end tokens and everything else are those of the vocabulary in the file, so the bytes
+that an answer is put together from are the same either way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgeinfer.errors import UnusableInputError, UsageError
+from edgeinfer.types import Tokens, Vocabulary
+
+if TYPE_CHECKING:
+    import tokenizers
+
+METADATA_KEY = "tokenizer.huggingface.json"
+"""GGUF's key for the original tokenizer.json."""
+
+
+class OriginalVocabulary:
+    """`types.Vocabulary` over another one and the text of a tokenizer.json, which is parsed when first needed.
+
+    `tokenize` raises UnusableInputError when that text is no tokenizer, or one of another model.
+    """
+
+    def __init__(self, base: Vocabulary, read_document: Callable[[], str], subject: str) -> None:
+        self._base = base
+        self._read_document = read_document
+        self._subject = subject
+        self._lock = threading.Lock()
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens there are."""
+        return self._base.n_tokens
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether `add_special` puts the begin-of-sequence token in front."""
+        return self._base.adds_bos
+
+    @property
+    def end_tokens(self) -> Container[int]:
+        """The tokens that end a generation."""
+        return self._base.end_tokens
+
+    @property
+    def bos(self) -> int | None:
+        """The begin-of-sequence token."""
+        return self._base.bos
+
+    @property
+    def eos(self) -> int | None:
+        """The end-of-sequence token."""
+        return self._base.eos
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes that a token stands for; control tokens give nothing unless `special`."""
+        return self._base.piece(token, special=special)
+
+    def text(self, token: int) -> str:
+        """How the vocabulary spells a token."""
+        return self._base.text(token)
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Tokens:
+        """Token ids of `text`, between the tokens that the file says belong around a text."""
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UsageError("the text is not valid Unicode", "give UTF-8 text") from None
+        original = self._original
+        with self._lock:
+            original.encode_special_tokens = not parse_special
+            tokens = np.array(original.encode(text, add_special_tokens=False).ids, np.int64)
+        if len(tokens) and int(tokens.max()) >= self.n_tokens:
+            raise self._unusable(f"gives token {int(tokens.max())}, the vocabulary has {self.n_tokens}")
+        if not add_special:
+            return tokens.astype(np.int32)
+        frame = self._base.tokenize("", add_special=True, parse_special=False)
+        n_before = int(self.adds_bos)
+        return np.concatenate([frame[:n_before], tokens.astype(np.int32), frame[n_before:]])
+
+    @cached_property
+    def _original(self) -> tokenizers.Tokenizer:
+        import tokenizers
+
+        try:
+            original = tokenizers.Tokenizer.from_str(self._read_document())
+        except Exception as error:  # the library raises plain Exception for anything it dislikes
+            raise self._unusable(f"does not load ({error})") from None
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # the library's own name for a bug of its
+                raise
+            raise self._unusable(f"does not load ({error})") from None
+        original.no_truncation()
+        original.no_padding()
+        return original
+
+    def _unusable(self, what: str) -> UnusableInputError:
+        return UnusableInputError(f"{self._subject}: {METADATA_KEY} {what}", "convert the model again")

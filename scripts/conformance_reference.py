@@ -1,0 +1,77 @@
+"""What transformers and llama.cpp's own script make of a checkpoint. Runs in the environment of the peers.
+
+Takes one argument, a JSON file: `script` (the path of convert_hf_to_gguf.py), `conversions` (pairs of a checkpoint
+directory and an output), `checkpoint`, `tokens` and `logits`: where to save the logits of the tokens as an array of
+shape `(tokens, vocabulary)`. Imports nothing of edgeinfer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def convert(script: Path, pairs: list[list[str]]) -> None:
+    """Convert each checkpoint to BF16 with llama.cpp's script.
+
+    The vocabulary is always written the same way: the script knows tokenizers by a hash of what they do to a text, and
+    ours is too small to be one of them. What becomes of tokenizers is tested elsewhere.
+    """
+    sys.path.insert(0, str(script.parent))
+    import conversion.base
+    import convert_hf_to_gguf
+
+    text_model = conversion.base.TextModel
+    text_model.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+    get_model_class = convert_hf_to_gguf.get_model_class
+
+    def with_plain_vocabulary(*arguments: Any, **options: Any) -> Any:
+        model_class = get_model_class(*arguments, **options)
+        model_class.set_vocab = lambda self: self._set_vocab_gpt2()
+        model_class._is_tokenizer_xlmroberta = lambda self: False
+        return model_class
+
+    convert_hf_to_gguf.get_model_class = with_plain_vocabulary
+    for checkpoint, output in pairs:
+        sys.argv = [str(script), checkpoint, "--outtype", "bf16", "--outfile", output]
+        convert_hf_to_gguf.main()
+
+
+def logits(checkpoint: str, tokens: list[int]) -> Any:
+    """The logits of every token, F32, shape `(tokens, vocabulary)`; an encoder's are the mean of its last outputs.
+
+    The checkpoint must fit the class exactly; a class that is not in transformers itself has none.
+    """
+    import transformers
+
+    class_name = json.loads((Path(checkpoint) / "config.json").read_text("utf-8"))["architectures"][0]
+    if not hasattr(transformers, class_name):
+        return np.empty((0, 0), np.float32)
+    model, report = getattr(transformers, class_name).from_pretrained(
+        checkpoint, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    problems = {kind: [n for n in names if not n.startswith("pooler.")] for kind, names in report.items()}
+    problems = {kind: names for kind, names in problems.items() if names}
+    if problems:
+        sys.exit(f"{checkpoint}: transformers complains about {problems}")
+    with torch.inference_mode():
+        outputs = model.eval()(torch.tensor([tokens]), use_cache=False)
+    if hasattr(outputs, "logits"):
+        return outputs.logits[0].numpy()
+    return torch.nn.functional.normalize(outputs.last_hidden_state[0].mean(dim=0), dim=0)[None].numpy()
+
+
+def main() -> None:
+    """Do what the JSON file asks for."""
+    job = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    np.save(job["logits"], logits(job["checkpoint"], job["tokens"]))
+    convert(Path(job["script"]), job["conversions"])
+
+
+if __name__ == "__main__":
+    main()

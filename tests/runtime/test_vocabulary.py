@@ -1,0 +1,76 @@
+"""The original tokenizer splits, the vocabulary in the file does everything else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from checkpoints import byte_level_tokenizer
+
+from edgeinfer.errors import UnusableInputError, UsageError
+from edgeinfer.runtime.fake import BOS, N_VOCAB, FakeVocabulary
+from edgeinfer.runtime.vocabulary import OriginalVocabulary
+
+
+def _document(tokens_of: int = 2) -> str:
+    """A tokenizer of two words; `<|end|>` is special."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    vocab = {"<unk>": 0, "a": 1, "b": tokens_of, "<|end|>": tokens_of + 1}
+    return json.dumps(
+        {
+            "added_tokens": [{"id": tokens_of + 1, "content": "<|end|>", "special": True, **flags}],
+            "pre_tokenizer": {"type": "Whitespace"},
+            "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"},
+        }
+    )
+
+
+def _vocabulary(document: str | None = None) -> OriginalVocabulary:
+    return OriginalVocabulary(FakeVocabulary(), lambda: document or _document(), "m.gguf")
+
+
+def test_the_original_splits_and_the_file_says_what_stands_in_front() -> None:
+    vocabulary = _vocabulary()
+    assert vocabulary.tokenize("a b", add_special=False, parse_special=True).tolist() == [1, 2]
+    assert vocabulary.tokenize("a b", add_special=True, parse_special=True).tolist() == [BOS, 1, 2]
+    assert vocabulary.tokenize("", add_special=True, parse_special=True).tolist() == [BOS]
+
+
+def test_spelled_out_control_tokens_are_text_unless_asked_for() -> None:
+    vocabulary = _vocabulary()
+    assert vocabulary.tokenize("a <|end|>", add_special=False, parse_special=True).tolist() == [1, 3]
+    assert 3 not in vocabulary.tokenize("a <|end|>", add_special=False, parse_special=False)
+    assert vocabulary.tokenize("a <|end|>", add_special=False, parse_special=True).tolist() == [1, 3]
+
+
+def test_everything_else_is_the_file_s() -> None:
+    vocabulary, base = _vocabulary(), FakeVocabulary()
+    assert (vocabulary.n_tokens, vocabulary.bos, vocabulary.eos) == (N_VOCAB, base.bos, base.eos)
+    assert vocabulary.adds_bos
+    assert vocabulary.piece(65) == b"A"
+    assert vocabulary.piece(BOS, special=True) == base.piece(BOS, special=True)
+    assert vocabulary.text(BOS) == "<bos>"
+    assert base.eos in vocabulary.end_tokens
+
+
+def test_the_document_is_not_touched_before_it_is_needed() -> None:
+    def read() -> str:
+        pytest.fail("read")
+
+    assert OriginalVocabulary(FakeVocabulary(), read, "m.gguf").piece(65) == b"A"
+
+
+@pytest.mark.parametrize("document", ["{}", "no JSON", '{"model": null}'])
+def test_what_is_no_tokenizer_is_refused_by_the_key_s_name(document: str) -> None:
+    with pytest.raises(UnusableInputError, match=r"m\.gguf: tokenizer\.huggingface\.json does not load"):
+        _vocabulary(document).tokenize("a", add_special=False, parse_special=True)
+
+
+def test_tokens_beyond_the_vocabulary_never_reach_the_model() -> None:
+    with pytest.raises(UnusableInputError, match="gives token 5000, the vocabulary has"):
+        _vocabulary(_document(5000)).tokenize("b", add_special=False, parse_special=True)
+
+
+def test_half_a_surrogate_pair_is_no_text() -> None:
+    with pytest.raises(UsageError):
+        _vocabulary(byte_level_tokenizer()).tokenize("\ud800", add_special=False, parse_special=True)
