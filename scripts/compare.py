@@ -1,6 +1,6 @@
 """Measures edgeinfer against llama.cpp's own tools, both sides in one run, and prints a Markdown table.
 
-Sides take turns (A B A B …) after a round that is not counted; figures are medians with minimum and maximum. The
+Sides take turns (A B, B A, …) after a round that is not counted; figures are medians with minimum and maximum. The
 peers are built by scripts/build_peers.py from the source of the very library that edgeinfer uses.
 """
 

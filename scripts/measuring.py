@@ -74,12 +74,15 @@ def _tail(raw: bytes) -> str:
 
 
 def alternate(sides: dict[str, Callable[[], Run]], repetitions: int) -> dict[str, list[Run]]:
-    """A B A B …, after a round that is not counted: it fills the page cache for every side alike."""
+    """A B, B A, A B … after a round that is not counted: it fills the page cache for every side alike.
+
+    Whatever drifts in the machine, or is left behind by the side before, meets each side alike.
+    """
     for side in sides.values():
         side()
     runs: dict[str, list[Run]] = {name: [] for name in sides}
     for number in range(repetitions):
-        for name, side in sides.items():
+        for name, side in list(sides.items())[:: -1 if number % 2 else 1]:
             runs[name].append(side())
             console.note(f"  {number + 1}/{repetitions} {name}: {runs[name][-1].seconds:.2f} s")
     return runs
