@@ -12,6 +12,7 @@ import pytest
 from checkpoints import llama_config, write_checkpoint
 from numpy.typing import NDArray
 
+from edgeinfer.api.vocabulary import open_vocabulary
 from edgeinfer.convert.imatrix import load_imatrix, save_imatrix
 from edgeinfer.convert.pipeline import Planned, prepare
 from edgeinfer.errors import EdgeinferError, NotFoundError, UnusableInputError, UsageError
@@ -190,7 +191,7 @@ def _values(length: int) -> NDArray[np.float32]:
 
 
 def _plan(checkpoint: Path, matrix: Path | None, type_: str = "IQ2_XXS", **options: Any) -> Planned:
-    return prepare(checkpoint, None, ConvertOptions(type=type_, imatrix=matrix, **options))
+    return prepare(checkpoint, None, ConvertOptions(type=type_, imatrix=matrix, **options), open_vocabulary)
 
 
 def _refused(checkpoint: Path, matrix: Path | None, kind: type[EdgeinferError], **options: Any) -> str:
@@ -260,6 +261,8 @@ def test_options_that_contradict_each_other(checkpoint: Path, tmp_path: Path) ->
 
 def test_before_calibration_the_plan_is_the_later_one(checkpoint: Path, tmp_path: Path) -> None:
     """Sizes must be known before the work: file name, dataset and types are."""
-    assumed = prepare(checkpoint, None, ConvertOptions(type="IQ2_XXS", calibrate=tmp_path / "text.txt"))
+    assumed = prepare(
+        checkpoint, None, ConvertOptions(type="IQ2_XXS", calibrate=tmp_path / "text.txt"), open_vocabulary
+    )
     path = write_gguf(tmp_path / "text.imatrix.gguf", _layer_entries())
     assert assumed.nbytes == _plan(checkpoint, path).nbytes

@@ -98,7 +98,8 @@ def test_each_expert_of_a_stack_is_quantized_with_its_own_weights(
     importance = Importance(rng.random(n_experts * length, np.float32), np.array([2, 0, 5], np.float32))
     sources: Tensors = {"all": values} if stacked else {str(i): values[i] for i in range(n_experts)}
     parts = tuple(
-        PartPlan(spec, 0, int(np.prod(spec.shape[:-1])), None) for spec in _experts(tmp_path, sources).values()
+        PartPlan(spec, 0, int(np.prod(spec.shape[:-1])), spec.shape[-1], None)
+        for spec in _experts(tmp_path, sources).values()
     )
     tensor = TensorPlan("blk.0.x.weight", (length, n_rows, n_experts), GGMLType.IQ2_XXS, parts, importance=importance)
     plan = ConvertPlan("llama", FILE_TYPES["IQ2_XXS"], {"general.type": "model"}, (tensor,))

@@ -11,6 +11,7 @@ from checkpoints import Tensors, llama_config, qwen2_config, random_tensors, wri
 from numpy.typing import NDArray
 from safetensors_writer import to_bf16
 
+from edgeinfer.api.vocabulary import open_vocabulary
 from edgeinfer.convert import stream
 from edgeinfer.convert.checkpoint import read_safetensors_header
 from edgeinfer.convert.pipeline import Planned, prepare
@@ -31,7 +32,9 @@ def _write(planned: Planned, out: Path, threads: int = 2) -> list[int]:
 
 
 def _planned(folder: Path, tensors: Tensors, config: dict[str, Any], dtype: str, file_type: str) -> Planned:
-    return prepare(write_checkpoint(folder, config, tensors, dtype=dtype), None, ConvertOptions(type=file_type))
+    return prepare(
+        write_checkpoint(folder, config, tensors, dtype=dtype), None, ConvertOptions(type=file_type), open_vocabulary
+    )
 
 
 def _values(path: Path) -> dict[str, NDArray[np.float32]]:
@@ -115,7 +118,7 @@ def test_a_tensor_of_several_files_is_read_from_each(tmp_path: Path, monkeypatch
     tensors = random_tensors(config)
     for i, name in enumerate(tensors):
         write_safetensors(folder / f"{i:03}.safetensors", {name: tensors[name]})
-    _write(prepare(folder, None, ConvertOptions(type="F32")), tmp_path / "out.gguf")
+    _write(prepare(folder, None, ConvertOptions(type="F32"), open_vocabulary), tmp_path / "out.gguf")
     for ours, theirs in (("token_embd", "model.embed_tokens"), ("blk.1.ffn_up", "model.layers.1.mlp.up_proj")):
         np.testing.assert_array_equal(
             _values(tmp_path / "out.gguf")[f"{ours}.weight"], _rounded(tensors[f"{theirs}.weight"], "BF16")
@@ -147,7 +150,7 @@ def test_nan_and_infinity_are_named_with_tensor_and_row(
         cut = (poisoned.view(np.uint32) >> 16).astype(np.uint16)
         _overwrite(folder / "model.safetensors", "model.layers.1.self_attn.q_proj.weight", cut)
     with pytest.raises(UnusableInputError) as caught:
-        _write(prepare(folder, None, ConvertOptions(type=file_type)), tmp_path / "out.gguf")
+        _write(prepare(folder, None, ConvertOptions(type=file_type), open_vocabulary), tmp_path / "out.gguf")
     kind = "NaN" if np.isnan(value) else "an infinite value"
     assert f"model.layers.1.self_attn.q_proj.weight has {kind} in row 37" in caught.value.message
 
