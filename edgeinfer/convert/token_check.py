@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeinfer.convert.tokenizer import LoadedTokenizer
-from edgeinfer.convert.tokenizer.original import encode_all
 from edgeinfer.convert.tokenizer.vocabulary import TokenType
 from edgeinfer.convert.writer import encode_header
 from edgeinfer.errors import ResourceError, UnusableInputError
+from edgeinfer.tokenizer_json import encode_all
 from edgeinfer.types import Vocabulary
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgeinfer.errors import UnusableInputError, UsageError
+from edgeinfer.tokenizer_json import encode_all, load_tokenizer_json
 from edgeinfer.types import Tokens, Vocabulary
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 METADATA_KEY = "tokenizer.huggingface.json"
 """GGUF's key for the original tokenizer.json."""
+_REMEDY = "convert the model again"
 
 
 class OriginalVocabulary:
@@ -77,7 +79,7 @@ class OriginalVocabulary:
         original = self._original
         with self._lock:
             original.encode_special_tokens = not parse_special
-            tokens = np.array(original.encode(text, add_special_tokens=False).ids, np.int64)
+            tokens = np.array(encode_all(original, [text])[0], np.int64)
         if len(tokens) and int(tokens.max()) >= self.n_tokens:
             raise self._unusable(f"gives token {int(tokens.max())}, the vocabulary has {self.n_tokens}")
         if not add_special:
@@ -88,19 +90,8 @@ class OriginalVocabulary:
 
     @cached_property
     def _original(self) -> tokenizers.Tokenizer:
-        import tokenizers
-
-        try:
-            original = tokenizers.Tokenizer.from_str(self._read_document())
-        except Exception as error:  # the library raises plain Exception for anything it dislikes
-            raise self._unusable(f"does not load ({error})") from None
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":  # the library's own name for a bug of its
-                raise
-            raise self._unusable(f"does not load ({error})") from None
-        original.no_truncation()
-        original.no_padding()
-        return original
+        subject = f"{self._subject}: {METADATA_KEY}"
+        return load_tokenizer_json(self._read_document(), subject, _REMEDY)
 
     def _unusable(self, what: str) -> UnusableInputError:
-        return UnusableInputError(f"{self._subject}: {METADATA_KEY} {what}", "convert the model again")
+        return UnusableInputError(f"{self._subject}: {METADATA_KEY} {what}", _REMEDY)

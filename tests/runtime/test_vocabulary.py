@@ -62,7 +62,7 @@ def test_the_document_is_not_touched_before_it_is_needed() -> None:
 
 @pytest.mark.parametrize("document", ["{}", "no JSON", '{"model": null}'])
 def test_what_is_no_tokenizer_is_refused_by_the_key_s_name(document: str) -> None:
-    with pytest.raises(UnusableInputError, match=r"m\.gguf: tokenizer\.huggingface\.json does not load"):
+    with pytest.raises(UnusableInputError, match=r"m\.gguf: tokenizer\.huggingface\.json: not a usable tokenizer"):
         _vocabulary(document).tokenize("a", add_special=False, parse_special=True)
 
 

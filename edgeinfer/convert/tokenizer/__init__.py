@@ -7,6 +7,7 @@ decide which of llama.cpp's tokenizers can stand in for it.
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,6 @@ from edgeinfer.convert.config import Config
 from edgeinfer.convert.json_file import read_object, read_object_if_there
 from edgeinfer.convert.tokenizer import tekken
 from edgeinfer.convert.tokenizer.bpe import bpe_vocabulary
-from edgeinfer.convert.tokenizer.original import load_original
 from edgeinfer.convert.tokenizer.pre_tokenizer import known_by_hash, name_pre_tokenizer, names_by_rules
 from edgeinfer.convert.tokenizer.sentencepiece import is_sentencepiece_like, sentencepiece_vocabulary
 from edgeinfer.convert.tokenizer.sentencepiece_model import (
@@ -31,6 +31,7 @@ from edgeinfer.convert.tokenizer.unigram import unigram_vocabulary
 from edgeinfer.convert.tokenizer.vocabulary import without_unembedded
 from edgeinfer.convert.tokenizer.wordpiece import wordpiece_vocabulary
 from edgeinfer.errors import UnusableInputError, UsageError
+from edgeinfer.tokenizer_json import load_tokenizer_json
 
 if TYPE_CHECKING:
     import tokenizers
@@ -80,7 +81,7 @@ def load_tokenizer(checkpoint: Checkpoint, pre: str | None = None) -> LoadedToke
     """
     files = _read(checkpoint.path)
     document, left_out = without_unembedded(files.document, checkpoint.config.vocab_size)
-    original = load_original(files.path, document, as_it_is=document is files.document)
+    original = _original(files, document)
     files = replace(files, document=document)
     metadata = {
         **_vocabulary(checkpoint.config, files, original, pre),
@@ -90,6 +91,13 @@ def load_tokenizer(checkpoint: Checkpoint, pre: str | None = None) -> LoadedToke
     }
     is_assumed = pre is not None and pre not in names_by_rules(document)
     return LoadedTokenizer(metadata, original, document, tuple(end_tokens(checkpoint)), left_out, is_assumed)
+
+
+def _original(files: _Files, document: dict[str, Any]) -> tokenizers.Tokenizer:
+    """The `tokenizers` library's tokenizer of `document`; the file itself is read where it says the same."""
+    as_it_is = document is files.document and files.path.name == "tokenizer.json"
+    source = files.path if as_it_is else json.dumps(document)
+    return load_tokenizer_json(source, str(files.path), "download the file again")
 
 
 def _token_types(config: Config) -> dict[str, int]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeinfer.convert.tokenizer.hashes import CHECK_TEXT, PRE_TOKENIZER_BY_HASH
-from edgeinfer.convert.tokenizer.original import encode_all
 from edgeinfer.errors import UnusableInputError
+from edgeinfer.tokenizer_json import encode_all
 
 if TYPE_CHECKING:
     import tokenizers

@@ -1,0 +1,95 @@
+"""A Hugging Face tokenizer.json, as the `tokenizers` library reads it: loaded, checked, its complaints ours.
+
+Such a file is not trusted, be it a checkpoint's or carried in a GGUF file. A few lines in it can make the library write
+more than any memory holds ("replace every e by 2,000 of them", four times), so what it may grow a text by is limited.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgeinfer.errors import UnusableInputError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+MAX_GROWTH = 1000
+"""How many times longer a text may become. XLM-RoBERTa's normalizer could write 33 bytes for a character."""
+
+
+def load_tokenizer_json(source: Path | str, subject: str, remedy: str) -> tokenizers.Tokenizer:
+    """The tokenizer of a file, or of a document's text.
+
+    Raises UnusableInputError about `subject`, with `remedy` as its hint, when it is none or could fill the memory.
+    """
+    import tokenizers
+
+    with _complaints(subject, remedy):
+        if isinstance(source, Path):
+            tokenizer = tokenizers.Tokenizer.from_file(str(source))
+        else:
+            tokenizer = tokenizers.Tokenizer.from_str(source)
+    growth = max(_state_growth(part) for part in (tokenizer.normalizer, tokenizer.post_processor, tokenizer.decoder))
+    if growth > MAX_GROWTH:
+        raise UnusableInputError(f"{subject}: can make a text {growth:.3g} times longer", remedy)
+    # Settings of some training run, of no meaning here; absurd ones make the library panic.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def encode_all(tokenizer: tokenizers.Tokenizer, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+    """The tokens of each text, with those around it if `special`. Raises UnusableInputError when it cannot."""
+    with _complaints("the tokenizer", "download the file again"):
+        return [encoding.ids for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=special)]
+
+
+@contextmanager
+def _complaints(subject: str, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the library raises plain Exception for anything it dislikes
+        raise UnusableInputError(f"{subject}: not a usable tokenizer ({error})", remedy) from None
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # the library's own name for a bug of its
+            raise
+        raise UnusableInputError(f"{subject}: not a usable tokenizer ({error})", remedy) from None
+
+
+def _state_growth(part: Any) -> float:
+    """`_growth` of a normalizer, post-processor or decoder, from its state, which is its section of the file."""
+    return 1 if part is None else _growth(json.loads(part.__getstate__()))
+
+
+def _growth(section: Any) -> float:
+    """How many times longer a text can become, at most. What only Unicode's own tables do counts as 1."""
+    match section:
+        case (
+            {"type": "Sequence", "normalizers": [*steps]}
+            | {"type": "Sequence", "processors": [*steps]}
+            | {"type": "Sequence", "decoders": [*steps]}
+        ):
+            return prod(map(_growth, steps))
+        case {"type": "Replace", "pattern": {"String": str(pattern)}, "content": str(content)}:
+            return max(1, len(content) / max(1, len(pattern)))
+        case {"type": "Replace", "content": str(content)}:  # a regular expression may match between any two characters
+            return 1 + len(content)
+        case {"type": "Prepend", "prepend": str(text)}:
+            return 1 + len(text)
+        case {"type": "Precompiled", "precompiled_charsmap": str(table)}:
+            return _longest_replacement(base64.b64decode(table))
+        case {"type": "TemplateProcessing", "single": [*pieces]}:
+            return len(pieces)
+    return 1
+
+
+def _longest_replacement(table: bytes) -> int:
+    """Bytes of the longest text in SentencePiece's table of characters: a trie, its size first, then the texts."""
+    trie_nbytes = int.from_bytes(table[:4], "little")
+    return max(map(len, table[4 + trie_nbytes :].split(b"\0")))

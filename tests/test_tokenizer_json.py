@@ -1,0 +1,82 @@
+"""A tokenizer.json is not trusted: what it can make of a text is known before a text goes through it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from checkpoints import byte_level_tokenizer
+
+from edgeinfer.errors import UnusableInputError
+from edgeinfer.tokenizer_json import encode_all, load_tokenizer_json
+
+GROWING = {"type": "Replace", "pattern": {"String": "e"}, "content": "ee" * 100}
+WORDS_APART = {"type": "Replace", "pattern": {"Regex": ""}, "content": "x" * 1000}
+BOMBS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a chain": ("normalizer", {"type": "Sequence", "normalizers": [GROWING] * 4}),
+    "a nested chain": (
+        "normalizer",
+        {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [GROWING] * 2}] * 2},
+    ),
+    "between any two characters": ("normalizer", WORDS_APART),
+    "in front, then each": (
+        "normalizer",
+        {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "ee" * 9}, GROWING]},
+    ),
+    "a chain of decoders": ("decoder", {"type": "Sequence", "decoders": [GROWING] * 2}),
+    "the text again and again": (
+        "post_processor",
+        {
+            "type": "TemplateProcessing",
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 1001,
+            "pair": [],
+            "special_tokens": {},
+        },
+    ),
+}
+
+
+def _tokenizer(**sections: Any) -> str:
+    return json.dumps({**json.loads(byte_level_tokenizer()), **sections})
+
+
+@pytest.mark.parametrize(("section", "value"), BOMBS.values(), ids=BOMBS)
+def test_what_could_fill_the_memory_is_refused(section: str, value: dict[str, Any]) -> None:
+    with pytest.raises(UnusableInputError) as caught:
+        load_tokenizer_json(_tokenizer(**{section: value}), "model.gguf", "convert it again")
+    assert caught.value.message.startswith("model.gguf: ")
+    assert caught.value.hint == "convert it again"
+
+
+def test_a_table_of_characters_counts_by_its_longest_text() -> None:
+    def table(text: bytes) -> dict[str, str]:
+        trie = bytes(4 * 256)
+        blob = len(trie).to_bytes(4, "little") + trie + b"short\0" + text + b"\0"
+        return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(blob).decode()}
+
+    assert load_tokenizer_json(_tokenizer(normalizer=table(b"x" * 33)), "a", "b")
+    with pytest.raises(UnusableInputError):
+        load_tokenizer_json(_tokenizer(normalizer=table(b"x" * 2000)), "a", "b")
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        None,
+        {"type": "NFC"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, {"type": "Lowercase"}]},
+    ],
+    ids=str,
+)
+def test_what_real_tokenizers_have_passes(normalizer: Any) -> None:
+    tokenizer = load_tokenizer_json(_tokenizer(normalizer=normalizer), "a", "b")
+    assert encode_all(tokenizer, ["Text of any kind"])[0]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"model": 1}', "x" * 10], ids=str)
+def test_what_is_no_tokenizer_is_refused(text: str) -> None:
+    with pytest.raises(UnusableInputError, match="not a usable tokenizer"):
+        load_tokenizer_json(text, "a", "b")
