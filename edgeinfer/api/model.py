@@ -15,6 +15,7 @@ import numpy as np
 from edgeinfer.api.files import checked_header, resolve
 from edgeinfer.api.vocabulary import vocabulary_of
 from edgeinfer.errors import UsageError
+from edgeinfer.gguf_file.describe import readable
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.native import library
 from edgeinfer.native.context import NativeBackend
@@ -162,7 +163,7 @@ class Model:
         self.close()
 
     def _chat_template(self) -> ChatTemplate | None:
-        source = self.header.metadata.text("tokenizer.chat_template")
+        source = readable(self.header.metadata.text("tokenizer.chat_template"))
         bos, eos = (
             "" if token is None else self.vocabulary.text(token) for token in (self.vocabulary.bos, self.vocabulary.eos)
         )

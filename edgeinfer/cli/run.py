@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgeinfer.cli import console
-from edgeinfer.cli.interrupt import on_interrupt
+from edgeinfer.cli.interrupt import interrupted_by, on_interrupt
 from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap
 from edgeinfer.errors import InterruptedByUser, NotFoundError, UnusableInputError, UsageError
 from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams
@@ -136,7 +137,8 @@ def command(
     if text is None and (raw or as_json or not sys.stdout.isatty()):
         raise UsageError("there is no prompt", "give PROMPT, -f FILE or piped input")
 
-    loaded = _load(model, options, verbose=verbose, as_json=as_json)
+    with _ending_at_once(as_json=as_json):
+        loaded = _load(model, options, verbose=verbose)
     if options.ctx_size and options.ctx_size > loaded.native.n_ctx_train:
         console.note(f"note: -c {options.ctx_size} exceeds the training context of {loaded.native.n_ctx_train} tokens")
     params = dataclasses.replace(loaded.sampling, **flags)
@@ -145,15 +147,18 @@ def command(
 
         chat.run(loaded, system=system, params=params, max_tokens=max_tokens, stop=stop or ())
         console.leave(0)
-    stream = loaded.stream(text, system=system, raw=raw, params=params, max_tokens=max_tokens, stop=stop or ())
-    _show(loaded, stream, as_json=as_json)
-    console.leave(InterruptedByUser.exit_code if stream.answer.finish_reason == "interrupted" else 0)
+    with _ending_at_once(as_json=as_json):  # a long text takes its time to become tokens
+        stream = loaded.stream(text, system=system, raw=raw, params=params, max_tokens=max_tokens, stop=stop or ())
+    console.leave(_show(loaded, stream, as_json=as_json))
 
 
-def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> None:
-    """Print an answer while it comes, or its envelope. Ctrl-C ends it, and what there is of it is printed."""
+def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> int:
+    """Print an answer while it comes, or its envelope; a signal ends it, and what there is of it is printed.
+
+    Returns the exit code.
+    """
     output = console.Stream()
-    with on_interrupt(model.interrupt):
+    with on_interrupt(lambda _: model.interrupt()) as signals:
         for piece in stream:
             if not as_json:
                 output.write(piece)
@@ -161,23 +166,28 @@ def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> None:
         console.result_json(dataclasses.asdict(stream.answer))
     else:
         output.end()
+    return 128 + signals[0] if stream.answer.finish_reason == "interrupted" else 0
 
 
-def _load(model: str, options: RuntimeOptions, *, verbose: bool, as_json: bool) -> Model:
+@contextmanager
+def _ending_at_once(*, as_json: bool) -> Iterator[None]:
+    """Within the block, a signal ends the program at once: there is no answer yet, and nothing to clean up."""
+
+    def leave(number: int) -> None:
+        error = InterruptedByUser(f"{interrupted_by(number)} before the answer began")
+        console.fail_at_once(error, as_json=as_json, code=128 + number)
+
+    with on_interrupt(leave):
+        yield
+
+
+def _load(model: str, options: RuntimeOptions, *, verbose: bool) -> Model:
     """Load the model while another thread imports what the prompt's template needs: loading is C, most of the time."""
     from edgeinfer.api.model import load
     from edgeinfer.runtime import template
 
-    def leave() -> None:
-        # Python code that the C library calls back would swallow an exception; there is nothing to clean up yet.
-        try:
-            console.fail(InterruptedByUser("interrupted while the model was loading"), as_json=as_json)
-        finally:
-            os._exit(InterruptedByUser.exit_code)
-
     threading.Thread(target=template.preload, daemon=True).start()
-    with on_interrupt(leave):
-        return load(model, options, verbose=verbose)
+    return load(model, options, verbose=verbose)
 
 
 def _prompt(prompt: str | None, file: Path | None) -> str | None:

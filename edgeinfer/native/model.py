@@ -63,7 +63,7 @@ class NativeModel:
     @property
     def n_ctx_train(self) -> int:
         """The context length that the model was trained with."""
-        return int(llama.llama_model_n_ctx_train(self.handle))
+        return int(llama.llama_model_n_ctx_train(self.handle)) % 2**32  # an unsigned number in the file
 
     def close(self) -> None:
         """Free the weights; contexts over them must be closed before."""
