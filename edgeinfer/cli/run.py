@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeinfer.cli import console
+from edgeinfer.cli import console, inputs
 from edgeinfer.cli.interrupt import interrupted_by, on_interrupt
 from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap
-from edgeinfer.errors import InterruptedByUser, NotFoundError, UnusableInputError, UsageError
+from edgeinfer.errors import InterruptedByUser, UsageError
 from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams
 
 if TYPE_CHECKING:  # the heavy parts are imported when there is something to run
@@ -195,8 +195,9 @@ def _prompt(prompt: str | None, file: Path | None) -> str | None:
     if prompt is not None and file is not None:
         raise UsageError("both PROMPT and -f FILE are given", "give one of them")
     if prompt is not None:
-        _check_unicode(prompt, "the prompt")
-    parts = [_read(file) if file else prompt, None if sys.stdin is None or sys.stdin.isatty() else _read_stdin()]
+        inputs.argument(prompt, "the prompt")
+    piped = None if sys.stdin is None or sys.stdin.isatty() else inputs.standard_input().rstrip("\n")
+    parts = [inputs.file(file) if file else prompt, piped]
     texts = [part for part in parts if part]
     if not texts:
         if prompt is not None or file is not None:
@@ -209,36 +210,8 @@ def _system(system: str | None, file: Path | None) -> str | None:
     if system is not None and file is not None:
         raise UsageError("both --system and --system-file are given", "give one of them")
     if system is not None:
-        _check_unicode(system, "the system prompt")
-    return _read(file) if file else system
-
-
-def _read(file: Path) -> str:
-    try:
-        return _decode(file.read_bytes(), str(file))
-    except FileNotFoundError:
-        raise NotFoundError(f"{file}: no such file", "check the path") from None
-    except OSError as error:
-        raise UnusableInputError(f"{file}: cannot be read ({error.strerror})", "check the permissions") from None
-
-
-def _read_stdin() -> str:
-    return _decode(sys.stdin.buffer.read(), "the piped input").rstrip("\n")
-
-
-def _decode(data: bytes, what: str) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{what} is not UTF-8 (byte {error.start})", "convert it, for example with iconv") from None
-
-
-def _check_unicode(text: str, what: str) -> None:
-    """Arguments that are not UTF-8 reach Python as lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"{what} is not UTF-8", "convert it, for example with iconv") from None
+        inputs.argument(system, "the system prompt")
+    return inputs.file(file) if file else system
 
 
 def _bias(text: str) -> tuple[int, float]:
