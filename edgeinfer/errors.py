@@ -15,6 +15,7 @@ Anything else that escapes is a bug of ours: exit code 1. `message` is one line 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 
@@ -89,3 +90,10 @@ class InterruptedByUser(EdgeinferError):
 
     exit_code = 130
     code = "interrupted"
+
+
+last_words: list[Callable[[EdgeinferError], None]] = []
+"""What is called, the last one only, before the C library ends the process over an assertion of its own.
+
+Nothing can be raised there any more; the command line reports the error and exits with its code.
+"""

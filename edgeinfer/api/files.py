@@ -9,15 +9,21 @@ from edgeinfer.gguf_file.header import Header, read_header
 from edgeinfer.gguf_file.limits import check_limits
 from edgeinfer.gguf_file.shards import read_shards, shard_parts
 
+MAX_TEXT_CHARS = 1 << 30
+"""More is no text that anybody measures with: a device that never ends."""
+
 
 def resolve(model: str | Path) -> Path:
     """The file that MODEL names: a `.gguf` (a split's first shard) or a directory with one. Raises NotFoundError."""
     path = Path(model)
-    if not path.exists():
-        raise NotFoundError(f"{path}: no such model", "give a path to a .gguf file, or to a directory with one")
-    if not path.is_dir():
-        return path
-    found = sorted(path.glob("*.gguf"))
+    try:
+        if not path.exists():
+            raise NotFoundError(f"{path}: no such model", "give a path to a .gguf file, or to a directory with one")
+        if not path.is_dir():
+            return path
+        found = sorted(path.glob("*.gguf"))
+    except OSError as error:  # a name that is too long, a directory that may not be read
+        raise NotFoundError(f"{path}: cannot be looked at ({error.strerror})", "check the path") from None
     firsts = [f for f in found if not (shard := shard_parts(f.name)) or shard[1] == 1]
     if len(firsts) != 1:
         names = ", ".join(f.name for f in firsts) or "none"
@@ -39,10 +45,14 @@ def checked_header(path: Path) -> Header:
 def read_text(path: Path) -> str:
     """A UTF-8 text file. Raises NotFoundError and UnusableInputError."""
     try:
-        return path.read_text("utf-8")
+        with open(path, encoding="utf-8") as file:
+            text = file.read(MAX_TEXT_CHARS + 1)
     except FileNotFoundError:
         raise NotFoundError(f"{path}: no such file", "check the path") from None
     except UnicodeDecodeError as error:
         raise UnusableInputError(f"{path}: not UTF-8 text (byte {error.start})", "convert it to UTF-8") from None
     except OSError as error:
         raise UnusableInputError(f"{path}: cannot be read ({error.strerror})", "check the path") from None
+    if len(text) > MAX_TEXT_CHARS:
+        raise UnusableInputError(f"{path}: longer than {MAX_TEXT_CHARS} characters", "give a part of it")
+    return text

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from edgeinfer.api.files import checked_header, resolve
+from edgeinfer.api.memory import check_context
 from edgeinfer.api.vocabulary import vocabulary_of
 from edgeinfer.errors import UsageError
+from edgeinfer.gguf_file.describe import readable
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.native import library
 from edgeinfer.native.context import NativeBackend
@@ -57,13 +59,14 @@ def load(
     path = resolve(model)
     header = checked_header(path)
     options = options or RuntimeOptions()
+    check_context(header, options)
     native = NativeModel(path, mmap=options.mmap, mlock=options.mlock)
-    try:
-        backend = NativeBackend(native, options, max_sequences=max_sequences)
-    except BaseException:
-        native.close()
-        raise
-    return Model(header, native, backend, load_ms=(time.perf_counter() - started_s) * 1e3)
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(native)
+        backend = opened.enter_context(NativeBackend(native, options, max_sequences=max_sequences))
+        loaded = Model(header, native, backend, load_ms=(time.perf_counter() - started_s) * 1e3)
+        opened.pop_all()
+    return loaded
 
 
 class Model:
@@ -162,7 +165,7 @@ class Model:
         self.close()
 
     def _chat_template(self) -> ChatTemplate | None:
-        source = self.header.metadata.text("tokenizer.chat_template")
+        source = readable(self.header.metadata.text("tokenizer.chat_template"))
         bos, eos = (
             "" if token is None else self.vocabulary.text(token) for token in (self.vocabulary.bos, self.vocabulary.eos)
         )

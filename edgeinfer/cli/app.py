@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from typing import Annotated, NoReturn
 
@@ -11,7 +10,8 @@ import typer.exceptions
 
 from edgeinfer import __version__
 from edgeinfer.cli import bench, console, convert, eval, imatrix, inspect, run, tokenize
-from edgeinfer.errors import EdgeinferError, InterruptedByUser, ResourceError, UsageError
+from edgeinfer.cli.interrupt import Terminated, prepare_signals
+from edgeinfer.errors import EdgeinferError, InterruptedByUser, ResourceError, UsageError, last_words
 
 app = typer.Typer(
     name="edgeinfer",
@@ -47,31 +47,16 @@ def _options(
     """Options of every command; `main` reads --debug itself, wherever it stands."""
 
 
-class _Terminated(SystemExit):
-    """SIGTERM or SIGHUP: its code is what a shell would report."""
-
-
-def _unwind_on_termination() -> None:
-    """Let a termination take the way of an exception, so that nothing half-written stays behind."""
-
-    def stop(number: int, frame: object) -> None:
-        raise _Terminated(128 + number)
-
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
-            signal.signal(number, stop)
-
-
 def main() -> NoReturn:
     """Run the command line and exit with the contract's code."""
     console.prepare_streams()
-    _unwind_on_termination()
-    arguments = sys.argv[1:]
-    debug = "--debug" in arguments
-    as_json = "--json" in arguments
+    prepare_signals()
+    options, rest = _split(sys.argv[1:])
+    debug = "--debug" in options
+    as_json = "--json" in options
+    last_words.append(lambda error: console.fail_at_once(error, as_json=as_json))
     try:
-        code = app(args=[a for a in arguments if a != "--debug"], standalone_mode=False)
+        code = app(args=[a for a in options if a != "--debug"] + rest, standalone_mode=False)
         if code == InterruptedByUser.exit_code:
             raise KeyboardInterrupt  # the command library made a result of it
         raise SystemExit(code or 0)
@@ -82,10 +67,9 @@ def main() -> NoReturn:
     except typer.exceptions.TyperException as error:
         console.fail(UsageError(error.format_message(), "see --help"), as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
-        console.fail(InterruptedByUser("interrupted"), as_json=as_json)
-    except _Terminated:
-        console.note("error: terminated")
-        raise
+        console.fail_at_once(InterruptedByUser("interrupted"), as_json=as_json)
+    except Terminated as error:
+        console.fail_at_once(InterruptedByUser("terminated"), as_json=as_json, code=error.code)
     except MemoryError:
         console.fail(ResourceError("not enough memory", "close something, or use a smaller model"), as_json=as_json)
     except Exception as error:
@@ -93,3 +77,9 @@ def main() -> NoReturn:
             raise
         bug = EdgeinferError(f"{type(error).__name__}: {error}", "this is a bug in edgeinfer; --debug shows where")
         console.fail(bug, as_json=as_json)
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before `--`, and the rest with it, where nothing is an option."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:end], arguments[end:]

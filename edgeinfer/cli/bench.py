@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from edgeinfer.cli import console
+from edgeinfer.cli.interrupt import interrupted_by, on_interrupt
 from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap
-from edgeinfer.errors import EdgeinferError, InterruptedByUser, UsageError
+from edgeinfer.errors import EdgeinferError, InterruptedByUser, UsageError, last_words
 from edgeinfer.options import RuntimeOptions
 
 _FORMATS = ("md", "json", "jsonl", "csv", "sql")
@@ -70,27 +72,36 @@ def _printer(output: str) -> Iterator[Callable[[dict[str, Any]], None]]:
 
     format_ = FORMATS[output]()
 
+    writing = threading.Lock()
+
     def show(lines: Iterable[str]) -> None:
-        for line in lines:
-            console.result(line)
+        with writing:
+            for line in lines:
+                console.result(line)
+
+    def leave(number: int) -> None:
+        # The C library may be busy for long; there is nothing to clean up.
+        end_at_once(InterruptedByUser(interrupted_by(number)), 128 + number)
+
+    def end_at_once(error: EdgeinferError, code: int | None = None) -> None:
+        try:
+            show(format_.end(error))
+        finally:
+            console.fail_at_once(error, as_json=False, code=code)
 
     show(format_.begin())
-    try:
-        yield lambda row: show(format_.row(row))
-    except BrokenPipeError:
-        raise
-    except BaseException as error:
-        show(format_.end(_as_ours(error)))
-        raise
+    last_words.append(end_at_once)
+    with on_interrupt(leave):
+        try:
+            yield lambda row: show(format_.row(row))
+        except Exception as error:
+            show(format_.end(_as_ours(error)))
+            raise
     show(format_.end(None))
 
 
-def _as_ours(error: BaseException) -> EdgeinferError:
-    if isinstance(error, EdgeinferError):
-        return error
-    if isinstance(error, KeyboardInterrupt):
-        return InterruptedByUser("interrupted")
-    return EdgeinferError(f"{type(error).__name__}: {error}")
+def _as_ours(error: Exception) -> EdgeinferError:
+    return error if isinstance(error, EdgeinferError) else EdgeinferError(f"{type(error).__name__}: {error}")
 
 
 def _numbers(flag: str, text: str) -> tuple[int, ...]:

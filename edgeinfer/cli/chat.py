@@ -76,7 +76,7 @@ def _turn(model: Model, session: ChatSession, line: str) -> bool:
 def _show(model: Model, start: Callable[[], AnswerStream]) -> bool:
     """Print an answer while it comes; returns whether Ctrl-C ended it."""
     output = console.Stream()
-    with on_interrupt(model.interrupt):
+    with on_interrupt(lambda _: model.interrupt()):
         stream = start()
         for piece in stream:
             output.write(piece)

@@ -100,6 +100,17 @@ def fail(error: EdgeinferError, *, as_json: bool = False) -> NoReturn:
     raise SystemExit(error.exit_code)
 
 
+def fail_at_once(error: EdgeinferError, *, as_json: bool, code: Any = None) -> NoReturn:
+    """Report why a signal ends the program, and end it, also from another thread than the main one.
+
+    Not by an exception: the interpreter, when a Ctrl-C has come while it compiled something, ends by that signal.
+    """
+    try:
+        fail(error, as_json=as_json)
+    finally:
+        os._exit(code or error.exit_code)
+
+
 def _one_line(text: str) -> str:
     """What a file says stands in many a message: no line ends and no escape codes of its own."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))

@@ -1,39 +1,89 @@
-"""Ctrl-C while the C library computes: Python's own handler would have to wait until the call returns."""
+"""Signals that are to end something: Ctrl-C, and what a system sends to end a process.
+
+Python runs its handlers between two of its own operations. Two places are out of their reach: a long call of the C
+library, and the functions that the library calls back, where an exception is printed and lost.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+_ASK_AGAIN_S = 0.02
+
+
+class Terminated(SystemExit):
+    """SIGTERM or SIGHUP: its code is what a shell would report."""
+
+
+def prepare_signals() -> None:
+    """Let a termination take the way of an exception, so that nothing half-written stays behind."""
+
+    def stop(number: int, frame: object) -> None:
+        raise Terminated(128 + number)
+
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, stop)
+    sys.unraisablehook = _ask_again
+
+
+def _ask_again(lost: Any) -> None:
+    """Send a signal once more whose exception was lost in a function that C code had called."""
+    if isinstance(lost.exc_value, KeyboardInterrupt):
+        number: int = signal.SIGINT
+    elif isinstance(lost.exc_value, Terminated):
+        number = int(lost.exc_value.code or 0) - 128
+    else:
+        sys.__unraisablehook__(lost)
+        return
+    timer = threading.Timer(_ASK_AGAIN_S, os.kill, [os.getpid(), number])  # which also ends a wait of the main thread
+    timer.daemon = True
+    timer.start()
 
 
 @contextmanager
-def on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """Within the block, Ctrl-C calls `stop` from another thread, at once, and raises nothing.
+def on_interrupt(stop: Callable[[int], None]) -> Iterator[list[int]]:
+    """Within the block, Ctrl-C and a termination call `stop` with the signal's number, from another thread, at once.
 
-    The interpreter's C handler writes the signal's number to a pipe without waiting for the main thread; a thread
-    that sleeps on the pipe does the rest.
+    Ctrl-C raises nothing then; a termination still does, as soon as Python is back in the main thread. The
+    interpreter's C handler writes the signal's number to a pipe without waiting for the main thread; a thread that
+    sleeps on the pipe does the rest. Gives the list of the signals' numbers, which grows.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
+    received: list[int] = []
+    ending = {getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")}
 
     def watch() -> None:
         while number := os.read(reader, 1):
-            if number[0] == signal.SIGINT:
-                stop()
+            if number[0] in ending:
+                received.append(number[0])
+                stop(number[0])
 
     watcher = threading.Thread(target=watch, name="edgeinfer-interrupt", daemon=True)
-    # A handler of ours is needed, though an empty one: without it the signal's default action would come first.
-    previous = signal.signal(signal.SIGINT, lambda *_: None)
+    previous = signal.getsignal(signal.SIGINT)
+    if previous != signal.SIG_IGN:  # a shell's background job is not meant
+        # A handler of ours is needed, though an empty one: without it the signal's default action would come first.
+        signal.signal(signal.SIGINT, lambda *_: None)
     previous_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     watcher.start()
     try:
-        yield
+        yield received
     finally:
         signal.set_wakeup_fd(previous_fd)
         signal.signal(signal.SIGINT, previous)
         os.close(writer)
         watcher.join()
         os.close(reader)
+
+
+def interrupted_by(number: int) -> str:
+    """What an error says of the signal that ended the work."""
+    return "interrupted" if number == signal.SIGINT else "terminated"

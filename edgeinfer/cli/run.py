@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeinfer.cli import console
-from edgeinfer.cli.interrupt import on_interrupt
+from edgeinfer.cli import console, inputs
+from edgeinfer.cli.interrupt import interrupted_by, on_interrupt
 from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap
-from edgeinfer.errors import InterruptedByUser, NotFoundError, UnusableInputError, UsageError
+from edgeinfer.errors import InterruptedByUser, UsageError
 from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams
 
 if TYPE_CHECKING:  # the heavy parts are imported when there is something to run
@@ -136,7 +137,8 @@ def command(
     if text is None and (raw or as_json or not sys.stdout.isatty()):
         raise UsageError("there is no prompt", "give PROMPT, -f FILE or piped input")
 
-    loaded = _load(model, options, verbose=verbose, as_json=as_json)
+    with _ending_at_once(as_json=as_json):
+        loaded = _load(model, options, verbose=verbose)
     if options.ctx_size and options.ctx_size > loaded.native.n_ctx_train:
         console.note(f"note: -c {options.ctx_size} exceeds the training context of {loaded.native.n_ctx_train} tokens")
     params = dataclasses.replace(loaded.sampling, **flags)
@@ -145,15 +147,18 @@ def command(
 
         chat.run(loaded, system=system, params=params, max_tokens=max_tokens, stop=stop or ())
         console.leave(0)
-    stream = loaded.stream(text, system=system, raw=raw, params=params, max_tokens=max_tokens, stop=stop or ())
-    _show(loaded, stream, as_json=as_json)
-    console.leave(InterruptedByUser.exit_code if stream.answer.finish_reason == "interrupted" else 0)
+    with _ending_at_once(as_json=as_json):  # a long text takes its time to become tokens
+        stream = loaded.stream(text, system=system, raw=raw, params=params, max_tokens=max_tokens, stop=stop or ())
+    console.leave(_show(loaded, stream, as_json=as_json))
 
 
-def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> None:
-    """Print an answer while it comes, or its envelope. Ctrl-C ends it, and what there is of it is printed."""
+def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> int:
+    """Print an answer while it comes, or its envelope; a signal ends it, and what there is of it is printed.
+
+    Returns the exit code.
+    """
     output = console.Stream()
-    with on_interrupt(model.interrupt):
+    with on_interrupt(lambda _: model.interrupt()) as signals:
         for piece in stream:
             if not as_json:
                 output.write(piece)
@@ -161,23 +166,28 @@ def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> None:
         console.result_json(dataclasses.asdict(stream.answer))
     else:
         output.end()
+    return 128 + signals[0] if stream.answer.finish_reason == "interrupted" else 0
 
 
-def _load(model: str, options: RuntimeOptions, *, verbose: bool, as_json: bool) -> Model:
+@contextmanager
+def _ending_at_once(*, as_json: bool) -> Iterator[None]:
+    """Within the block, a signal ends the program at once: there is no answer yet, and nothing to clean up."""
+
+    def leave(number: int) -> None:
+        error = InterruptedByUser(f"{interrupted_by(number)} before the answer began")
+        console.fail_at_once(error, as_json=as_json, code=128 + number)
+
+    with on_interrupt(leave):
+        yield
+
+
+def _load(model: str, options: RuntimeOptions, *, verbose: bool) -> Model:
     """Load the model while another thread imports what the prompt's template needs: loading is C, most of the time."""
     from edgeinfer.api.model import load
     from edgeinfer.runtime import template
 
-    def leave() -> None:
-        # Python code that the C library calls back would swallow an exception; there is nothing to clean up yet.
-        try:
-            console.fail(InterruptedByUser("interrupted while the model was loading"), as_json=as_json)
-        finally:
-            os._exit(InterruptedByUser.exit_code)
-
     threading.Thread(target=template.preload, daemon=True).start()
-    with on_interrupt(leave):
-        return load(model, options, verbose=verbose)
+    return load(model, options, verbose=verbose)
 
 
 def _prompt(prompt: str | None, file: Path | None) -> str | None:
@@ -185,8 +195,9 @@ def _prompt(prompt: str | None, file: Path | None) -> str | None:
     if prompt is not None and file is not None:
         raise UsageError("both PROMPT and -f FILE are given", "give one of them")
     if prompt is not None:
-        _check_unicode(prompt, "the prompt")
-    parts = [_read(file) if file else prompt, None if sys.stdin is None or sys.stdin.isatty() else _read_stdin()]
+        inputs.argument(prompt, "the prompt")
+    piped = None if sys.stdin is None or sys.stdin.isatty() else inputs.standard_input().rstrip("\n")
+    parts = [inputs.file(file) if file else prompt, piped]
     texts = [part for part in parts if part]
     if not texts:
         if prompt is not None or file is not None:
@@ -199,36 +210,8 @@ def _system(system: str | None, file: Path | None) -> str | None:
     if system is not None and file is not None:
         raise UsageError("both --system and --system-file are given", "give one of them")
     if system is not None:
-        _check_unicode(system, "the system prompt")
-    return _read(file) if file else system
-
-
-def _read(file: Path) -> str:
-    try:
-        return _decode(file.read_bytes(), str(file))
-    except FileNotFoundError:
-        raise NotFoundError(f"{file}: no such file", "check the path") from None
-    except OSError as error:
-        raise UnusableInputError(f"{file}: cannot be read ({error.strerror})", "check the permissions") from None
-
-
-def _read_stdin() -> str:
-    return _decode(sys.stdin.buffer.read(), "the piped input").rstrip("\n")
-
-
-def _decode(data: bytes, what: str) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{what} is not UTF-8 (byte {error.start})", "convert it, for example with iconv") from None
-
-
-def _check_unicode(text: str, what: str) -> None:
-    """Arguments that are not UTF-8 reach Python as lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"{what} is not UTF-8", "convert it, for example with iconv") from None
+        inputs.argument(system, "the system prompt")
+    return inputs.file(file) if file else system
 
 
 def _bias(text: str) -> tuple[int, float]:

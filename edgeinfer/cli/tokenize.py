@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeinfer.cli import console
-from edgeinfer.errors import UnusableInputError, UsageError
+from edgeinfer.cli import console, inputs
+from edgeinfer.errors import UsageError
 
 if TYPE_CHECKING:
     from edgeinfer.api.vocabulary import Token
@@ -30,7 +29,9 @@ def command(
         raise UsageError("--pieces, --count and --json exclude each other", "give one of them")
     from edgeinfer.api.vocabulary import tokenize
 
-    tokens = tokenize(model, _standard_input() if text is None else text, add_special=not no_special)
+    tokens = tokenize(
+        model, inputs.standard_input() if text is None else inputs.argument(text, "TEXT"), add_special=not no_special
+    )
     if as_json:
         console.result_json({"count": len(tokens), "tokens": [{"id": t.id, "piece": _piece(t)} for t in tokens]})
     elif count:
@@ -48,10 +49,3 @@ def _piece(token: Token) -> Any:
         return token.piece.decode("utf-8")
     except UnicodeDecodeError:
         return list(token.piece)
-
-
-def _standard_input() -> str:
-    try:
-        return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError:
-        raise UnusableInputError("standard input is not UTF-8", "convert it first, for example with iconv") from None

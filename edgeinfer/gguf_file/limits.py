@@ -1,21 +1,26 @@
 """What a header may say without the C library ending the process: its assertions, checked before it sees the file.
 
-The assertions are those that src/llama-model.cpp makes about hyper-parameters. Most else that can be wrong with a
-model the library reports as an error. Not checked: a token that stands twice in the vocabulary, which takes 100 ms to
-find among 150k.
+The assertions are those that src/llama-model.cpp makes about hyper-parameters, and what src/llama-vocab.cpp and the
+kernels take for granted without asserting it. Most else that can be wrong with a model the library reports as an error.
+Not checked: a token that stands twice in the vocabulary, which takes 100 ms to find among 150k.
 """
 
 from __future__ import annotations
 
+import struct
 from typing import NoReturn
 
 import numpy as np
 
 from edgeinfer.errors import UnusableInputError
+from edgeinfer.ggml_types import GGMLType
 from edgeinfer.gguf_file.header import Header
 
 MAX_BLOCKS = 512
 MAX_EXPERTS = 1024
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+_NO_KERNELS = {GGMLType.I8, GGMLType.I16, GGMLType.I32, GGMLType.I64, GGMLType.F64}
+_TOKEN_TABLE = "ffn_gate_tid2eid"  # the one tensor whose integers are no weights
 
 
 def check_limits(header: Header) -> None:
@@ -28,16 +33,50 @@ def check_limits(header: Header) -> None:
     if blocks is not None and _count(header, "nextn_predict_layers") > blocks:
         _fail(header, "has more prediction layers than layers")
     _check_experts(header)
+    scaling = header.metadata.text(f"{header.architecture}.rope.scaling.type", "none")
+    if scaling not in ROPE_SCALINGS:
+        _fail(header, f"has the unknown rope scaling {scaling!r}")
+    for name in ("layer_norm_epsilon", "layer_norm_rms_epsilon"):
+        epsilon = header.hyperparameter(f"attention.{name}", 0)
+        if not 0 <= epsilon < 1:
+            _fail(header, f"has the {name} {epsilon}")
+    _check_types(header)
+    if header.metadata.text("tokenizer.ggml.model") == "llama":
+        _check_bytes(header)
+
+
+def _check_types(header: Header) -> None:
+    wrong = [
+        f"{tensor.name} ({tensor.type.name})"
+        for tensor in header.tensors
+        if tensor.type in _NO_KERNELS and _TOKEN_TABLE not in tensor.name
+    ]
+    if wrong:
+        _fail(header, f"has weights of a type that nothing computes with: {', '.join(wrong[:8])}")
+
+
+def _check_bytes(header: Header) -> None:
+    """What no token stands for, SentencePiece spells in bytes; the library does not ask whether it can."""
+    key = "tokenizer.ggml.tokens"
+    if key not in header.metadata:
+        return
+    tokens = header.metadata.encoded(key)
+    spellings = ((f"<0x{byte:02X}>".encode(), bytes([byte])) for byte in range(256))
+    missing = [i for i, both in enumerate(spellings) if not any(struct.pack("<Q", len(s)) + s in tokens for s in both)]
+    if missing:
+        _fail(header, f"has no token for {len(missing)} of the 256 bytes, the first of them {missing[0]}")
 
 
 def _check_experts(header: Header) -> None:
     experts = _count(header, "expert_count")
     used = header.metadata.get(f"{header.architecture}.expert_used_count", 0)
-    is_integers = isinstance(used, int) or (isinstance(used, np.ndarray) and used.dtype.kind in "iu")
-    most_used = int(np.max(used, initial=0)) if is_integers else 0
+    is_integers = isinstance(used, int) or (isinstance(used, np.ndarray) and used.dtype.kind in "iub")
+    # Object arrays, for 64 bits of either sign; the library reads them all as unsigned ones.
+    each = np.atleast_1d(np.asarray(used, object)) if is_integers else np.zeros(1, object)
+    most_used = int(each.max(initial=0))
     groups = _count(header, "expert_group_count")
     groups_used = _count(header, "expert_group_used_count")
-    sound = 0 <= most_used <= experts <= MAX_EXPERTS and (most_used > 0) == (experts > 0)
+    sound = int(each.min(initial=0)) >= 0 and most_used <= experts <= MAX_EXPERTS and (most_used > 0) == (experts > 0)
     sound = sound and (groups < experts if experts else groups == 0)
     if groups > 1 and sound:
         sound = experts % groups == 0 and 0 < groups_used < groups

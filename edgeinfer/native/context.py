@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from edgeinfer.native.activations import ActivationSums
 
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
+MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 _NO_ROOM, _ABORTED, _NO_MEMORY = 1, 2, -2  # what llama_decode returns besides 0
 
 
@@ -43,6 +44,8 @@ class NativeBackend:
         max_sequences: int = 1,
         observer: ActivationSums | None = None,
     ) -> None:
+        if not 1 <= max_sequences <= MAX_SEQUENCES:
+            raise UsageError(f"{max_sequences} sequences at a time", f"give a number from 1 to {MAX_SEQUENCES}")
         self._model = model
         self._observer = observer
         self._n_ctx = options.ctx_size or min(DEFAULT_CTX_SIZE, model.n_ctx_train)
@@ -167,7 +170,8 @@ class NativeBackend:
 
     @property
     def _open_handle(self) -> int:
-        assert self._handle is not None, "the context is closed"
+        if self._handle is None:
+            raise UsageError("the model is closed", "load it again")
         return self._handle
 
     def _logits_view(self, n_outputs: int) -> Logits:

@@ -11,11 +11,12 @@ import importlib.util
 import os
 import re
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from edgeinfer.errors import ResourceError
+from edgeinfer.errors import ResourceError, UnusableInputError, last_words
 from edgeinfer.native.devices import cores_are_shared
 
 _ERROR, _CONTINUATION = 4, 5  # enum ggml_log_level
@@ -85,6 +86,23 @@ def load_ggml_base() -> ctypes.CDLL:
     folder = Path(llama.__file__).parent / "lib"
     names = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll", "libggml-base.dll")
     return ctypes.CDLL(str(next(folder / name for name in names if (folder / name).exists())))
+
+
+def _give_up(message: bytes) -> None:
+    """The library is about to end the process: say so in one line, instead of its backtrace."""
+    if not _giving_up.acquire(blocking=False):
+        threading.Event().wait()  # several of its threads find the same; the first one speaks and ends them all
+    what = " ".join(message.decode("utf-8", "replace").split()).rpartition("/")[2]
+    error = UnusableInputError(f"llama.cpp gave up: {what}", "the model's file is damaged, or nothing it can run")
+    if last_words:
+        last_words[-1](error)
+    sys.stderr.write(f"{error.message} ({error.hint})\n")
+
+
+_giving_up = threading.Lock()
+_abort_callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(_give_up)
+# Looked up through the library that runs: a wheel may hold the one below it twice, under two names.
+llama._lib.ggml_set_abort_callback(_abort_callback)
 
 
 def set_verbose(verbose: bool) -> None:

@@ -40,7 +40,8 @@ class NativeModel:
     @property
     def handle(self) -> int:
         """The C pointer, for the rest of `native`."""
-        assert self._handle is not None, "the model is closed"
+        if self._handle is None:
+            raise UsageError("the model is closed", "load it again")
         return self._handle
 
     @property
@@ -63,11 +64,12 @@ class NativeModel:
     @property
     def n_ctx_train(self) -> int:
         """The context length that the model was trained with."""
-        return int(llama.llama_model_n_ctx_train(self.handle))
+        return int(llama.llama_model_n_ctx_train(self.handle)) % 2**32  # an unsigned number in the file
 
     def close(self) -> None:
         """Free the weights; contexts over them must be closed before."""
         if self._handle is not None:
+            self.vocabulary.close()
             llama.llama_model_free(self._handle)
             self._handle = None
 
@@ -88,16 +90,17 @@ class NativeVocabularyFile:
         params = llama.llama_model_default_params()
         params.vocab_only = True
         self._handle: int | None = _load(path, params)
+        self.vocabulary = NativeVocabulary(self._handle)
         try:
             _check_vocabulary(path, self._handle)
         except UnusableInputError:
             self.close()
             raise
-        self.vocabulary = NativeVocabulary(self._handle)
 
     def close(self) -> None:
         """Free it; `vocabulary` must not be used any more."""
         if self._handle is not None:
+            self.vocabulary.close()
             llama.llama_model_free(self._handle)
             self._handle = None
 
@@ -140,7 +143,7 @@ class NativeVocabulary:
     """`types.Vocabulary` over the tokenizer in the model; lives as long as the model does."""
 
     def __init__(self, model_handle: int) -> None:
-        self._handle: int = llama.llama_model_get_vocab(model_handle)
+        self._open_handle: int | None = llama.llama_model_get_vocab(model_handle)
         self._n_tokens = int(llama.llama_vocab_n_tokens(self._handle))
         self._pieces: dict[int, bytes] = {}  # of the tokens that have been asked for: texts repeat themselves
 
@@ -148,6 +151,16 @@ class NativeVocabulary:
     def handle(self) -> int:
         """The C pointer, for the rest of `native`."""
         return self._handle
+
+    @property
+    def _handle(self) -> int:
+        if self._open_handle is None:
+            raise UsageError("the model is closed", "load it again")
+        return self._open_handle
+
+    def close(self) -> None:
+        """The model goes away: what points into it must not be used any more."""
+        self._open_handle = None
 
     @property
     def n_tokens(self) -> int:
@@ -205,10 +218,16 @@ class NativeVocabulary:
                 llama.llama_tokenize(self._handle, data, len(data), pointer, capacity, add_special, parse_special)
             )
             if count >= 0:
-                return tokens[:count].copy()
+                return self._sound(tokens[:count].copy())
             if count < -_INT32_MAX:
                 raise UsageError("the text has more tokens than can be counted", "shorten it")
             capacity = -count
+
+    def _sound(self, tokens: Tokens) -> Tokens:
+        """What the library says of a text that its vocabulary cannot spell is -1."""
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._n_tokens:
+            raise UnusableInputError("the vocabulary has no token for a part of the text", "convert the model again")
+        return tokens
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes that a token stands for; control tokens give nothing unless `special`."""

@@ -35,10 +35,6 @@ class ChatTemplate:
     """A model's chat template, with its begin- and end-of-sequence tokens as they are spelled."""
 
     def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
-        if len(source) > MAX_TEMPLATE_CHARS:
-            raise UnusableInputError(
-                f"the chat template has {len(source)} characters, more than {MAX_TEMPLATE_CHARS}", "use --raw"
-            )
         self._source = source
         self._variables = {"bos_token": bos, "eos_token": eos, "tools": None, "documents": None}
 
@@ -47,6 +43,8 @@ class ChatTemplate:
 
         Raises UnusableInputError when the template is wrong, refuses the conversation, or exceeds its limits.
         """
+        if len(self._source) > MAX_TEMPLATE_CHARS:  # not said before: with --raw, any template will do
+            raise _unusable(f"it has {len(self._source)} characters, more than {MAX_TEMPLATE_CHARS}")
         context = {
             **self._variables,
             "messages": [dict(message) for message in messages],
@@ -54,12 +52,17 @@ class ChatTemplate:
             **variables,
         }
         preload()  # before the fork, so that no child has to do it again
-        if hasattr(os, "fork"):
-            return _render_in_child(self._source, context)
-        try:
-            return _render(self._source, context)
-        except Exception as error:
-            raise _unusable(_reason(error)) from None
+        text = _render_in_child(self._source, context) if hasattr(os, "fork") else _render_here(self._source, context)
+        if not text:
+            raise _unusable("it writes nothing")
+        return text
+
+
+def _render_here(source: str, context: dict[str, Any]) -> str:
+    try:
+        return _render(source, context)
+    except Exception as error:
+        raise _unusable(_reason(error)) from None
 
 
 def preload() -> None:

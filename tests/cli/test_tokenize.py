@@ -78,7 +78,7 @@ def test_json(model: Path, expected: list[int]) -> None:
         (["missing.gguf", "x"], b"", 3, "missing.gguf"),
         ([], b"", 2, "MODEL"),
         (["missing.gguf", "x", "--count", "--json"], b"", 2, "exclude each other"),
-        (["missing.gguf"], b"\xff\xfe", 4, "standard input is not UTF-8"),
+        (["missing.gguf"], b"\xff\xfe", 2, "standard input is not UTF-8"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(arguments: list[str], stdin: bytes, code: int, says: str) -> None:

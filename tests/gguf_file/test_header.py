@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -192,12 +193,19 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         ({"llama.expert_count": 4, "llama.expert_used_count": 5}, "5 of 4"),
         ({"llama.expert_count": 2000, "llama.expert_used_count": 5}, "5 of 2000"),
         ({"llama.expert_count": 4}, "0 of 4"),
+        ({"llama.expert_used_count": [-1, -1]}, "impossible experts"),
+        ({"llama.expert_used_count": [True, False]}, "1 of 0"),
+        ({"llama.rope.scaling.type": "x"}, "rope scaling 'x'"),
+        ({"llama.attention.layer_norm_rms_epsilon": -1.0}, "layer_norm_rms_epsilon -1"),
+        ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "layer_norm_rms_epsilon nan"),
+        ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<0x00>", "a"]}, "254 of the 256 bytes"),
     ],
 )
-def test_what_would_end_the_process_is_refused(tmp_path: Path, extra: dict[str, int], expected: str) -> None:
+def test_what_would_end_the_process_is_refused(tmp_path: Path, extra: dict[str, Any], expected: str) -> None:
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
     for key, value in ({"llama.block_count": 2} | extra).items():
-        writer.add_uint32(key, value)
+        add[type(value)](key, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
@@ -212,3 +220,11 @@ def test_the_real_model_is_within_the_limits(smollm2_gguf: Path) -> None:
     assert header.architecture == "llama"
     assert len(header.tensors) == 272
     assert header.n_parameters == 134_515_008
+
+
+def test_weights_that_no_kernel_computes_with_are_refused_by_name(tmp_path: Path) -> None:
+    architecture = _field("general.architecture", 8, struct.pack("<Q", 5) + b"llama")
+    for kind, name in ((24, "I8"), (26, "I32"), (28, "F64")):
+        (tmp_path / "a.gguf").write_bytes(_file([architecture], [_tensor("blk.0.x.weight", (64,), kind, 0)], 512))
+        with pytest.raises(UnusableInputError, match=rf"blk\.0\.x\.weight \({name}\)"):
+            check_limits(read_header(tmp_path / "a.gguf"))

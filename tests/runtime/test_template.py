@@ -93,9 +93,15 @@ def test_a_template_that_writes_without_end_is_stopped(monkeypatch):
         ChatTemplate("{% for i in range(99999) %}x{% endfor %}").render(HELLO)
 
 
-def test_a_huge_template_is_refused_unread():
+def test_a_huge_template_is_refused_unread_but_only_when_it_is_needed():
+    template = ChatTemplate("x" * (MAX_TEMPLATE_CHARS + 1))
     with pytest.raises(UnusableInputError, match="more than"):
-        ChatTemplate("x" * (MAX_TEMPLATE_CHARS + 1))
+        template.render(HELLO)
+
+
+def test_a_template_that_writes_nothing_is_at_fault():
+    with pytest.raises(UnusableInputError, match="writes nothing"):
+        ChatTemplate("{% if false %}x{% endif %}").render(HELLO)
 
 
 def test_rendering_leaves_no_process_and_works_beside_threads():
