@@ -137,8 +137,8 @@ def _run_calibrated(
 ) -> Converted:
     """Convert to a temporary Q8_0 file, compute the importance matrix with that, then convert with the matrix."""
     started_s = time.perf_counter()
-    check_target(planned, overwrite=options.overwrite)
     read_text(text)  # what is wrong with it is said before the work starts
+    check_target(planned, overwrite=options.overwrite)
     with tempfile.TemporaryDirectory(prefix=".edgeinfer-", dir=planned.output.parent) as folder:
         model, matrix = Path(folder, "q8_0.gguf"), Path(folder, ExpectedMatrix(text).name)
         plain = ConvertOptions(

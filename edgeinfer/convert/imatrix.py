@@ -7,6 +7,7 @@ Values are mapped, not read: of a model with experts they are hundreds of megaby
 from __future__ import annotations
 
 import mmap
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -102,6 +103,11 @@ def _n_matrices(tensor: TensorPlan) -> int:
 
 def _cut(text: str) -> str:
     return text.encode("utf-8", "surrogateescape")[:MAX_STRING_NBYTES].decode("utf-8", "ignore")
+
+
+def _as_text(name: str) -> str:
+    """A file's name, which need not be text."""
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def load_imatrix(path: Path) -> ImportanceMatrix:
@@ -228,7 +234,7 @@ def save_imatrix(
             tensors.append(TensorPlan(name + suffix, shape, GGMLType.F32, (), constant=data))
     metadata = {
         "general.type": "imatrix",
-        "imatrix.datasets": list(datasets),
+        "imatrix.datasets": list(map(_as_text, datasets)),
         "imatrix.chunk_count": chunk_count,
         "imatrix.chunk_size": chunk_size,
     }
