@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.convert.mixture import category
+from edgeinfer.convert.mixture_rules import category
 from edgeinfer.convert.resolve import TensorPlan
 from edgeinfer.convert.writer import encode_header, padding
 from edgeinfer.errors import NotFoundError, UnusableInputError
@@ -87,7 +87,8 @@ class ExpectedMatrix(ImportanceMatrix):
     """What is still to be computed from a text: it is going to know every matrix of the layers."""
 
     def __init__(self, text: Path) -> None:
-        super().__init__(f"{text.stem}.imatrix.gguf", {}, (text.name,), 1)
+        # Cut so that a file can have this name.
+        super().__init__(f"{text.stem[:60]}.imatrix.gguf", {}, (text.name,), 1)
 
     def _of(self, tensor: TensorPlan) -> Importance | None:
         return _UNKNOWN if tensor.type.is_quantized and tensor.name.startswith("blk.") else None

@@ -13,7 +13,8 @@ from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.file_types import FileType, file_type, tensor_type
 from edgeinfer.convert.imatrix import ExpectedMatrix, ImportanceMatrix
 from edgeinfer.convert.metadata import general_metadata
-from edgeinfer.convert.mixture import ModelFacts, Overrides, assign, category, may_quantize, requires_imatrix
+from edgeinfer.convert.mixture import Overrides, assign, may_quantize, requires_imatrix
+from edgeinfer.convert.mixture_rules import ModelFacts, category
 from edgeinfer.convert.resolve import TensorPlan, resolve
 from edgeinfer.convert.split import OutputFile, share_out
 from edgeinfer.errors import NotFoundError, UsageError
