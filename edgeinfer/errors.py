@@ -15,7 +15,7 @@ Anything else that escapes is a bug of ours: exit code 1. `message` is one line 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
 
@@ -97,3 +97,13 @@ last_words: list[Callable[[EdgeinferError], None]] = []
 
 Nothing can be raised there any more; the command line reports the error and exits with its code.
 """
+
+
+MAX_LISTED = 50
+
+
+def listed(names: Collection[str]) -> str:
+    """Names for a message, one after the other; of a great many only the first, as an error is one line."""
+    first = [name for name, _ in zip(names, range(MAX_LISTED), strict=False)]
+    more = len(names) - len(first)
+    return ", ".join(first) + (f" and {more} more" if more else "")

@@ -123,9 +123,11 @@ class ConvertOptions:
     verify: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse with a UsageError numbers that cannot be, and two importance matrices."""
+        """Refuse with a UsageError numbers and names that cannot be, and two importance matrices."""
         if self.imatrix is not None and self.calibrate is not None:
             raise UsageError("--imatrix and --calibrate are both given", "use a matrix, or compute one")
+        if self.pre == "":  # which the library would take for "default"
+            raise UsageError("--pre without a name", "drop it, or name one of llama.cpp's pre-tokenizers")
         if self.threads is not None:
             _need(self, "threads", 1, MAX_THREADS)
         if self.split_max_size is not None:

@@ -35,6 +35,8 @@ class Hub:
         """Bytes of each answer with a safetensors file."""
         self.sizes: dict[str, int] = {}
         """What to claim of a file's size."""
+        self.answer: dict[str, Any] | str = {}
+        """Changes to what is said of the repository, or the text to say instead."""
         self.url = ""
 
     def files(self) -> dict[str, bytes]:
@@ -73,7 +75,7 @@ def serving(folder: Path) -> Iterator[Hub]:
                     return
             api = f"/api/models/{hub.repository}"
             if path == api or re.fullmatch(rf"{api}/revision/(main|{COMMIT})", path):
-                self._json({"id": hub.repository, "sha": COMMIT, "siblings": self._siblings(), **self._count()})
+                self._about()
             elif re.fullmatch(rf"{api}/revision/.+", path):
                 self._answer(404, b"", {"X-Error-Code": "RevisionNotFound"}, body)
             elif path == f"{api}/tree/{COMMIT}":
@@ -82,6 +84,13 @@ def serving(folder: Path) -> Iterator[Hub]:
                 self._file(match[1], body)
             else:
                 self._answer(401, b"", {"X-Error-Code": "RepoNotFound"}, body)
+
+        def _about(self) -> None:
+            if isinstance(hub.answer, str):
+                self._answer(200, hub.answer.encode(), {"Content-Type": "application/json"}, True)
+                return
+            about = {"id": hub.repository, "sha": COMMIT, "siblings": self._siblings(), **self._count()}
+            self._json({**about, **hub.answer})
 
         def _siblings(self) -> list[dict[str, Any]]:
             return [{"rfilename": n, "size": hub.sizes.get(n, len(data))} for n, data in hub.files().items()]

@@ -20,7 +20,7 @@ from edgeinfer.api.source import locate
 from edgeinfer.api.vocabulary import open_vocabulary
 from edgeinfer.convert.imatrix import ExpectedMatrix
 from edgeinfer.convert.pipeline import Planned, check_target, execute, prepare
-from edgeinfer.errors import CheckFailedError
+from edgeinfer.errors import CheckFailedError, UsageError
 from edgeinfer.native.devices import default_threads, peak_rss_bytes
 from edgeinfer.native.quantize import GGMLQuantizer
 from edgeinfer.options import ConvertOptions, RuntimeOptions
@@ -137,8 +137,13 @@ def _run_calibrated(
 ) -> Converted:
     """Convert to a temporary Q8_0 file, compute the importance matrix with that, then convert with the matrix."""
     started_s = time.perf_counter()
+    # What is wrong with model, text or target is said before the work starts.
+    if planned.plan.is_encoder:
+        raise UsageError(
+            f"{planned.source}: an encoder, whose importance matrix cannot be computed here", "drop --calibrate"
+        )
+    read_text(text)
     check_target(planned, overwrite=options.overwrite)
-    read_text(text)  # what is wrong with it is said before the work starts
     with tempfile.TemporaryDirectory(prefix=".edgeinfer-", dir=planned.output.parent) as folder:
         model, matrix = Path(folder, "q8_0.gguf"), Path(folder, ExpectedMatrix(text).name)
         plain = ConvertOptions(

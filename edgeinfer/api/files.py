@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from edgeinfer.errors import NotFoundError, UnusableInputError
+from edgeinfer.errors import NotFoundError, UnusableInputError, listed
 from edgeinfer.gguf_file.header import Header, read_header
 from edgeinfer.gguf_file.limits import check_limits
 from edgeinfer.gguf_file.shards import read_shards, shard_parts
@@ -17,7 +18,7 @@ def resolve(model: str | Path) -> Path:
     """The file that MODEL names: a `.gguf` (a split's first shard) or a directory with one. Raises NotFoundError."""
     path = Path(model)
     try:
-        if not path.exists():
+        if not os.path.exists(path):  # False too for a name that no file can have, where `Path` raises
             raise NotFoundError(f"{path}: no such model", "give a path to a .gguf file, or to a directory with one")
         if not path.is_dir():
             return path
@@ -26,7 +27,7 @@ def resolve(model: str | Path) -> Path:
         raise NotFoundError(f"{path}: cannot be looked at ({error.strerror})", "check the path") from None
     firsts = [f for f in found if not (shard := shard_parts(f.name)) or shard[1] == 1]
     if len(firsts) != 1:
-        names = ", ".join(f.name for f in firsts) or "none"
+        names = listed([f.name for f in firsts]) or "none"
         raise NotFoundError(f"{path}: not one .gguf file in this directory ({names})", "name the file")
     return firsts[0]
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from edgeinfer.api.files import checked_header, read_text, resolve
 from edgeinfer.convert.imatrix import save_imatrix
-from edgeinfer.convert.pipeline import replaced_when_done, written_to
+from edgeinfer.convert.output import check_outputs, replaced_when_done, written_to
 from edgeinfer.errors import UsageError
-from edgeinfer.native.activations import ActivationSums
+from edgeinfer.gguf_file.shards import read_shards
+from edgeinfer.native.activations import MIN_ROWS, ActivationSums
 from edgeinfer.native.context import NativeBackend
 from edgeinfer.native.model import NativeModel
 from edgeinfer.options import RuntimeOptions
@@ -52,10 +53,11 @@ def imatrix(
     """
     started_s = time.perf_counter()
     path, text, output = resolve(model), Path(text), Path(output)
-    if output.exists() and not overwrite:
-        raise UsageError(f"{output}: exists already", "give --overwrite to replace it")
-    checked_header(path)
+    if ctx_size < MIN_ROWS:  # the library computes so few tokens in another way, which is not watched
+        raise UsageError(f"passages of {ctx_size} tokens", f"give at least {MIN_ROWS}")
+    shards = read_shards(checked_header(path))
     content = read_text(text)
+    check_outputs([output], 0, {text, *(header.path for header in shards)}, overwrite=overwrite)
     sums = ActivationSums()
     options = RuntimeOptions(ctx_size=ctx_size, threads=threads, batch_size=passages.MAX_PASS_TOKENS)
     with NativeModel(path) as native:

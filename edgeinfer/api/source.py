@@ -11,6 +11,7 @@ from edgeinfer.convert.file_types import file_type
 from edgeinfer.errors import ResourceError
 from edgeinfer.options import ConvertOptions
 from edgeinfer.registry import hub
+from edgeinfer.registry.hub_id import parse_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ def locate(source: str | Path, output: Path | None, options: ConvertOptions) -> 
     the download or for what it will be converted to.
     """
     path = Path(source)
-    hub_id = None if os.path.lexists(path) else hub.parse_id(str(source))
+    hub_id = None if os.path.lexists(path) else parse_id(str(source))
     if hub_id is None:
         return Located(path)
     folder = hub.cached(hub_id)

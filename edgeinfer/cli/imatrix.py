@@ -18,7 +18,7 @@ def command(
     chunks: Annotated[
         int | None, typer.Option("--chunks", min=1, help="Use only so many passages [default: all].")
     ] = None,
-    ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", min=8, help="Tokens of a passage.")] = 512,
+    ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", help="Tokens of a passage.")] = 512,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads [default: physical cores].")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,

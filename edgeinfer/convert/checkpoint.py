@@ -17,7 +17,7 @@ from typing import Any
 
 from edgeinfer.convert.config import Config
 from edgeinfer.convert.json_file import check_regular, parse_object, read_object
-from edgeinfer.errors import NotFoundError, UnusableInputError
+from edgeinfer.errors import NotFoundError, UnusableInputError, listed
 from edgeinfer.ggml_types import GGMLType
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -107,16 +107,16 @@ def _tensors_by_index(path: Path) -> dict[str, TensorSpec]:
             raise UnusableInputError(
                 f"{path / INDEX_NAME}: names {shard!r}, not a .safetensors file beside it", "download the file again"
             )
-    missing = [shard for shard in shards if not (path / shard).exists()]
+    missing = [shard for shard in shards if not os.path.exists(path / shard)]
     if missing:
         raise UnusableInputError(
-            f"{path}: {len(missing)} of {len(shards)} shards are missing: {', '.join(missing)}", "download them"
+            f"{path}: {len(missing)} of {len(shards)} shards are missing: {listed(missing)}", "download them"
         )
     by_shard = {shard: read_safetensors_header(path / shard) for shard in shards}
     stale = [name for name, shard in weight_map.items() if name not in by_shard[shard]]
     if stale:
         raise UnusableInputError(
-            f"{path / INDEX_NAME}: {len(stale)} tensors are not in the shard it names: {', '.join(stale)}",
+            f"{path / INDEX_NAME}: {len(stale)} tensors are not in the shard it names: {listed(stale)}",
             "index and shards are of different versions: download both again",
         )
     return {name: by_shard[shard][name] for name, shard in weight_map.items()}
@@ -143,7 +143,7 @@ def _tensors_of_files(path: Path) -> dict[str, TensorSpec]:
             tensors[name] = spec
     if twice:
         raise UnusableInputError(
-            f"{path}: {len(twice)} tensors stand in two files: {', '.join(twice)}",
+            f"{path}: {len(twice)} tensors stand in two files: {listed(twice)}",
             f"remove the files that don't belong, or add {INDEX_NAME}",
         )
     return tensors

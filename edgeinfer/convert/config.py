@@ -88,11 +88,16 @@ class Config:
 
     @property
     def quantization_method(self) -> str | None:
-        """The name of the method that the weights were quantized with, if any."""
-        section = self.values.get("quantization_config")
-        if not isinstance(section, dict):
-            return None
-        return str(section.get("quant_method", "unknown method"))
+        """The name of the method that the weights (or the text model's) were quantized with, if any."""
+        text = self.values.get("text_config")
+        for values in (self.values, text if isinstance(text, dict) else {}):
+            for key in ("quantization_config", "compression_config"):
+                section = values.get(key)
+                if isinstance(section, dict):
+                    return str(section.get("quant_method") or _unnamed_method(section))
+                if section is not None:
+                    return reprlib.repr(section)
+        return None
 
     @property
     def rope(self) -> Config:
@@ -132,3 +137,8 @@ class Config:
     def _bad(self, key: str, wanted: str, value: Any) -> UnusableInputError:
         state = "is missing" if value is None else f"is {reprlib.repr(value)}"
         return UnusableInputError(f"{self.path}: {key!r} {state}, expected {wanted}", "is this file complete?")
+
+
+def _unnamed_method(section: Mapping[str, Any]) -> str:
+    """Of a section that older versions of transformers wrote, which knew one method only."""
+    return "bitsandbytes" if any(key.startswith("load_in_") for key in section) else "unknown method"

@@ -16,7 +16,7 @@ import numpy as np
 from edgeinfer.convert.checkpoint import TensorSpec
 from edgeinfer.convert.file_types import TENSOR_TYPES, FileType, file_type
 from edgeinfer.convert.imatrix import ImportanceMatrix
-from edgeinfer.convert.mixture import ModelFacts
+from edgeinfer.convert.mixture_rules import ModelFacts
 from edgeinfer.convert.plan import QUANTIZATION_VERSION, ConvertPlan, choose_types, expected_matrix, file_order
 from edgeinfer.convert.resolve import PartPlan, TensorPlan
 from edgeinfer.convert.writer import ALIGNMENT

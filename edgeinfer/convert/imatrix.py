@@ -7,6 +7,7 @@ Values are mapped, not read: of a model with experts they are hundreds of megaby
 from __future__ import annotations
 
 import mmap
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.convert.mixture import category
+from edgeinfer.convert.mixture_rules import category
 from edgeinfer.convert.resolve import TensorPlan
 from edgeinfer.convert.writer import encode_header, padding
 from edgeinfer.errors import NotFoundError, UnusableInputError
@@ -86,7 +87,8 @@ class ExpectedMatrix(ImportanceMatrix):
     """What is still to be computed from a text: it is going to know every matrix of the layers."""
 
     def __init__(self, text: Path) -> None:
-        super().__init__(f"{text.stem}.imatrix.gguf", {}, (text.name,), 1)
+        # Cut so that a file can have this name.
+        super().__init__(f"{text.stem[:60]}.imatrix.gguf", {}, (text.name,), 1)
 
     def _of(self, tensor: TensorPlan) -> Importance | None:
         return _UNKNOWN if tensor.type.is_quantized and tensor.name.startswith("blk.") else None
@@ -102,6 +104,11 @@ def _n_matrices(tensor: TensorPlan) -> int:
 
 def _cut(text: str) -> str:
     return text.encode("utf-8", "surrogateescape")[:MAX_STRING_NBYTES].decode("utf-8", "ignore")
+
+
+def _as_text(name: str) -> str:
+    """A file's name, which need not be text."""
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def load_imatrix(path: Path) -> ImportanceMatrix:
@@ -228,7 +235,7 @@ def save_imatrix(
             tensors.append(TensorPlan(name + suffix, shape, GGMLType.F32, (), constant=data))
     metadata = {
         "general.type": "imatrix",
-        "imatrix.datasets": list(datasets),
+        "imatrix.datasets": list(map(_as_text, datasets)),
         "imatrix.chunk_count": chunk_count,
         "imatrix.chunk_size": chunk_size,
     }

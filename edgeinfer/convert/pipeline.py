@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
-import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,13 +15,14 @@ from edgeinfer.convert.checkpoint import Checkpoint, open_checkpoint
 from edgeinfer.convert.file_types import FILE_TYPES, file_type
 from edgeinfer.convert.gguf_source import build_from_gguf, open_gguf
 from edgeinfer.convert.imatrix import load_imatrix
+from edgeinfer.convert.output import check_outputs, replaced_when_done, written_to
 from edgeinfer.convert.plan import ConvertPlan, build
 from edgeinfer.convert.stream import write
 from edgeinfer.convert.text_model import text_model
 from edgeinfer.convert.token_check import OpenVocabulary, settle
 from edgeinfer.convert.tokenizer import LoadedTokenizer, load_tokenizer
 from edgeinfer.convert.verify import OpenModel, verify
-from edgeinfer.errors import ResourceError, UsageError
+from edgeinfer.errors import UsageError
 from edgeinfer.gguf_file.shards import shard_name, shard_parts
 from edgeinfer.options import ConvertOptions
 from edgeinfer.types import Quantizer
@@ -40,7 +39,7 @@ class Planned:
     repository: str | None
     """Of the Hugging Face Hub, where the source comes from one."""
     inputs: frozenset[Path]
-    """The files that the source consists of."""
+    """The files that are read: those of the source, the importance matrix, the text to calibrate with."""
     tokenizer: LoadedTokenizer | None
     """None for a GGUF source, which has no other tokenizer than its own."""
     plan: ConvertPlan
@@ -72,6 +71,8 @@ def prepare(
     tokenizer: LoadedTokenizer | None = None
     notes: tuple[str, ...] = ()
     if os.path.isfile(source):
+        if options.pre is not None:
+            raise UsageError(f"--pre has no effect: {source} has its tokenizer already", "drop it")
         model = open_gguf(source)
         inputs = frozenset(header.path for header in model.headers)
         plan = build_from_gguf(model, options, matrix)
@@ -84,6 +85,7 @@ def prepare(
         plan = build(checkpoint, architecture, tokenizer.metadata, options, matrix)
         settled = settle(plan.metadata, tokenizer, open_vocabulary)
         plan, notes = replace(plan, metadata={**plan.metadata, **settled.metadata}), settled.notes
+    inputs |= {Path(path) for path in (options.imatrix, options.calibrate) if path}
     output = output or Path(f"{_name(source, repository)}-{wanted.name}.gguf")
     if options.split_max_size is not None:
         shard = shard_parts(output.name)
@@ -119,8 +121,8 @@ def execute(
     """
     started = time.perf_counter()
     total = sum(part.nbytes for tensor in planned.plan.tensors for part in tensor.parts)
+    check_target(planned, overwrite=options.overwrite)
     with written_to(planned.output):
-        check_target(planned, overwrite=options.overwrite)
         outputs = planned.plan.paths(planned.output)
         with replaced_when_done(*outputs, overwrite=options.overwrite) as partial:
             write(planned.plan, partial, quantizer, threads, lambda nbytes: progress(nbytes, total))
@@ -130,87 +132,12 @@ def execute(
     return time.perf_counter() - started
 
 
-@contextmanager
-def written_to(output: Path) -> Iterator[None]:
-    """Turn an OSError into a ResourceError that names the output."""
-    try:
-        yield
-    except OSError as error:
-        raise ResourceError(
-            f"{output}: cannot be written ({error.strerror})", "free some space, or choose another -o"
-        ) from error
-
-
-@contextmanager
-def replaced_when_done(*outputs: Path, overwrite: bool) -> Iterator[Path]:
-    """A temporary path of the first of `outputs`; the files there take their names if the block ends well.
-
-    If not, they go away. The others are to be made beside the first, each by its own name. The first output gets its
-    name last, so that whoever sees it sees all; an interruption among the renames takes the new names back, too.
-
-    Raises UsageError when another process has made an output meanwhile and it may not be overwritten.
-    """
-    # Not made of the output's name, which may be as long as a name can be already.
-    folder = outputs[0].with_name(f".edgeinfer-{secrets.token_hex(8)}.partial")
-    partials = tuple(folder / output.name for output in outputs)
-    named: list[Path] = []
-    try:
-        folder.mkdir()
-        yield partials[0]
-        for output in outputs:
-            if os.path.lexists(output) and not overwrite:  # another process was faster
-                raise _exists(output)
-        for partial, output in reversed(list(zip(partials, outputs, strict=True))):
-            named.append(output)
-            os.replace(partial, output)
-        named.clear()
-        _sync_directory(folder.parent)
-    finally:
-        for output in named:
-            output.unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def check_target(planned: Planned, *, overwrite: bool) -> None:
     """Raise UsageError when the output may not be written there, ResourceError when it cannot or does not fit."""
-    for output in planned.plan.paths(planned.output):
-        _check_name(output, planned.inputs, overwrite=overwrite)
-    folder, nbytes = planned.output.parent, planned.nbytes
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ResourceError(f"{folder}: not a directory that can be written to", "choose another -o")
-    free = shutil.disk_usage(folder).free
-    if nbytes > free:
-        raise ResourceError(
-            f"{planned.output}: needs {nbytes} bytes, the disk has {free} free",
-            "free some space, or choose a smaller type",
-        )
-
-
-def _check_name(output: Path, inputs: frozenset[Path], *, overwrite: bool) -> None:
-    if output.is_dir():
-        raise UsageError(f"{output}: is a directory", "name a file with -o")
-    if os.path.lexists(output) and not overwrite:
-        raise _exists(output)
-    if output.exists() and not output.is_file():
-        raise UsageError(f"{output}: not a regular file", "name a file with -o")
-    if output.exists() and any(map(output.samefile, inputs)):
-        raise UsageError(f"{output}: is part of the checkpoint itself", "choose another -o")
+    check_outputs(planned.plan.paths(planned.output), planned.nbytes, planned.inputs, overwrite=overwrite)
 
 
 def _files_of(checkpoint: Checkpoint) -> frozenset[Path]:
     """What the checkpoint consists of; an earlier output in its directory is no part of it."""
     beside = {path for path in checkpoint.path.iterdir() if path.suffix in (".json", ".jinja", ".md") and path.exists()}
     return frozenset(beside | {spec.path for spec in checkpoint.tensors.values()})
-
-
-def _exists(output: Path) -> UsageError:
-    return UsageError(f"{output}: exists already", "give --overwrite to replace it")
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make the new name survive a power cut."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,7 +13,8 @@ from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.file_types import FileType, file_type, tensor_type
 from edgeinfer.convert.imatrix import ExpectedMatrix, ImportanceMatrix
 from edgeinfer.convert.metadata import general_metadata
-from edgeinfer.convert.mixture import ModelFacts, Overrides, assign, category, may_quantize, requires_imatrix
+from edgeinfer.convert.mixture import Overrides, assign, may_quantize, requires_imatrix
+from edgeinfer.convert.mixture_rules import ModelFacts, category
 from edgeinfer.convert.resolve import TensorPlan, resolve
 from edgeinfer.convert.split import OutputFile, share_out
 from edgeinfer.errors import NotFoundError, UsageError
@@ -105,7 +106,7 @@ def build(
     wanted = file_type(options.type)
     config = checkpoint.config
     hyperparameters = architecture.metadata(config)
-    draft, dropped = resolve(checkpoint, list(architecture.tensors(config)))
+    draft, dropped = resolve(checkpoint, architecture.tensors(config))
     draft.sort(key=lambda t: file_order(t.name))
     draft = [replace(t, type=_float_type(t, wanted)) for t in draft]
     matrix = expected_matrix(options, matrix)
@@ -180,7 +181,7 @@ def _pattern(text: str) -> re.Pattern[str]:
     try:
         # llama-quantize lowers the pattern, which would make `\S` a `\s`.
         return re.compile(text, re.IGNORECASE)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise UsageError(f"--tensor-type: {text!r} is not a regular expression ({error})", "see Python's re") from None
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edgeinfer.convert.architectures.base import ConstantRule, Part, RowTransform, TensorRule
 from edgeinfer.convert.checkpoint import Checkpoint, TensorSpec
 from edgeinfer.convert.mxfp4 import BLOCK_LENGTH
-from edgeinfer.errors import UnusableInputError
+from edgeinfer.errors import UnusableInputError, listed
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.types import Importance
 
@@ -86,57 +86,69 @@ class TensorPlan:
 _BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 
 
+MAX_MISSING = 10_000
+"""More tensors than a checkpoint can lack by accident: a config that asks for so many is looked at no further."""
+
+
 def resolve(
-    checkpoint: Checkpoint, rules: Sequence[TensorRule | ConstantRule]
+    checkpoint: Checkpoint, rules: Iterable[TensorRule | ConstantRule]
 ) -> tuple[list[TensorPlan], tuple[str, ...]]:
     """The tensors of the output, not quantized yet, and what of the checkpoint it does without, with the reason.
 
-    Raises UnusableInputError that names every tensor that is missing, surplus, wrongly shaped or of a type that the
+    Raises UnusableInputError that names the tensors that are missing, surplus, wrongly shaped or of a type that the
     rules don't expect.
     """
-    _check(checkpoint, [rule for rule in rules if isinstance(rule, TensorRule)])
     there = checkpoint.tensors
-    kept = [rule for rule in rules if isinstance(rule, ConstantRule) or rule.parts[0].source in there]
+    kept = [
+        rule for rule in _checked(checkpoint, rules) if isinstance(rule, ConstantRule) or rule.parts[0].source in there
+    ]
     copy = _tied_copy(checkpoint, kept)
     if copy:
         kept = [rule for rule in kept if rule.name != "output.weight"]
     return [_plan(checkpoint, rule) for rule in kept], copy
 
 
-def _check(checkpoint: Checkpoint, rules: Sequence[TensorRule]) -> None:
+def _checked(checkpoint: Checkpoint, rules: Iterable[TensorRule | ConstantRule]) -> list[TensorRule | ConstantRule]:
+    """The rules, if the checkpoint has what they ask for and nothing else."""
     there = checkpoint.tensors
+    checked: list[TensorRule | ConstantRule] = []
     known: dict[str, tuple[int, ...]] = {}
     missing: dict[str, None] = {}
+    packed: set[str] = set()
     for rule in rules:
+        checked.append(rule)
+        if isinstance(rule, ConstantRule):
+            continue
         for part in rule.parts:
             known |= part.sources
-        if not rule.optional or rule.parts[0].source in there:
-            missing |= dict.fromkeys(name for part in rule.parts for name in part.sources if name not in there)
-    packed = {source for rule in rules for part in rule.parts if part.scales for source in part.sources}
-    wrong = [
-        f"{name} has {list(there[name].shape)}, expected {list(shape)}"
-        for name, shape in known.items()
-        if name in there and there[name].shape != shape
-    ]
-    untyped = [
-        f"{name} is {there[name].dtype}"
-        for name in known
-        if name in there and there[name].dtype not in (("U8",) if name in packed else FLOAT_TYPES)
-    ]
-    problems = [
-        f"{len(names)} {what}: {', '.join(names)}"
-        for what, names in (
-            ("tensors are missing", missing),
-            ("tensors are surplus", [n for n in there if n not in known and not n.endswith(_BUFFERS)]),
-            ("tensors have the wrong shape", wrong),
-            ("tensors are not floating-point", untyped),
-        )
-        if names
-    ]
-    if problems:
-        raise UnusableInputError(
-            f"{checkpoint.path}: {'; '.join(problems)}", "do config.json and the weights belong together?"
-        )
+            if not rule.optional or rule.parts[0].source in there:
+                missing |= dict.fromkeys(name for name in part.sources if name not in there)
+            if part.scales:
+                packed.update(part.sources)
+        if len(missing) > MAX_MISSING:
+            raise _misfit(checkpoint, {"or more tensors are missing": missing})
+    problems = {
+        "tensors are missing": missing,
+        "tensors are surplus": [n for n in there if n not in known and not n.endswith(_BUFFERS)],
+        "tensors have the wrong shape": [
+            f"{name} has {list(there[name].shape)}, expected {list(shape)}"
+            for name, shape in known.items()
+            if name in there and there[name].shape != shape
+        ],
+        "tensors are not floating-point": [
+            f"{name} is {there[name].dtype}"
+            for name in known
+            if name in there and there[name].dtype not in (("U8",) if name in packed else FLOAT_TYPES)
+        ],
+    }
+    if any(problems.values()):
+        raise _misfit(checkpoint, problems)
+    return checked
+
+
+def _misfit(checkpoint: Checkpoint, problems: Mapping[str, Collection[str]]) -> UnusableInputError:
+    described = "; ".join(f"{len(names)} {what}: {listed(names)}" for what, names in problems.items() if names)
+    return UnusableInputError(f"{checkpoint.path}: {described}", "do config.json and the weights belong together?")
 
 
 def _tied_copy(checkpoint: Checkpoint, rules: Sequence[TensorRule | ConstantRule]) -> tuple[str, ...]:

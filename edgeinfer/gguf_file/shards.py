@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from edgeinfer.errors import NotFoundError, UnusableInputError
+from edgeinfer.errors import NotFoundError, UnusableInputError, listed
 from edgeinfer.gguf_file.header import Header, read_header
 
 _NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
@@ -44,7 +44,7 @@ def read_shards(first: Header) -> tuple[Header, ...]:
     missing = [p.name for p in paths[1:] if not p.exists()]
     if missing:
         raise NotFoundError(
-            f"{path}: {len(missing)} of {count} shards are missing: {', '.join(missing)}", "put them beside it"
+            f"{path}: {len(missing)} of {count} shards are missing: {listed(missing)}", "put them beside it"
         )
     headers = (first, *map(read_header, paths[1:]))
     _check_together(headers)
@@ -59,9 +59,7 @@ def _check_together(headers: tuple[Header, ...]) -> None:
             raise _of_another_model(header.path, f"says that it is shard {stated + 1}, its name {number + 1}")
         twice = [t.name for t in header.tensors if t.name in seen]
         if twice:
-            raise _of_another_model(
-                header.path, f"{len(twice)} tensors stand in an earlier shard too: {', '.join(twice)}"
-            )
+            raise _of_another_model(header.path, f"{len(twice)} tensors stand in an earlier shard too: {listed(twice)}")
         seen.update(t.name for t in header.tensors)
     stated = first.metadata.count("split.tensors.count", len(seen))
     if stated != len(seen):

@@ -9,38 +9,29 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgeinfer.errors import EdgeinferError, NotFoundError, ResourceError, UnusableInputError
+from edgeinfer.errors import ResourceError, UnusableInputError, listed
+from edgeinfer.registry.complaints import check_endpoint, nonsense, translated
+from edgeinfer.registry.hub_id import HubId
 from edgeinfer.registry.transfer import PARTIAL_SUFFIX, blobs_folder, fetch, progress_bar
 
+if TYPE_CHECKING:
+    from huggingface_hub import ModelInfo
+
 INDEX_NAME = "model.safetensors.index.json"
-MAX_ID_LENGTH = 96
 MAX_INDEX_NBYTES = 256 << 20
-_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w][\w./-]*))?")
 # What convert reads of a checkpoint, besides the weights.
 _SMALL_FILES = re.compile(
     r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|tekken|chat_template"
     r"|modules|sentence_bert_config|config_sentence_transformers)\.json"
-    r"|1_Pooling/config\.json|[\w.-]*\.jinja|[\w.-]*\.model|vocab\.txt|merges\.txt|README\.md"
+    r"|1_Pooling/config\.json|additional_chat_templates/[\w.-]+\.jinja|[\w.-]*\.jinja|[\w.-]*\.model|vocab\.txt|merges\.txt|README\.md"
 )
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt")
-_HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
-
-
-@dataclass(frozen=True, slots=True)
-class HubId:
-    """A repository and a branch, tag or commit of it."""
-
-    repository: str
-    revision: str = "main"
-
-    def __str__(self) -> str:
-        return self.repository if self.revision == "main" else f"{self.repository}@{self.revision}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +47,12 @@ class Snapshot:
     """As the Hub counts them, where it does."""
 
 
-def parse_id(text: str) -> HubId | None:
-    """`ORG/NAME` or `ORG/NAME@REVISION`; None for anything else."""
-    match = _ID.fullmatch(text)
-    if match is None or len(text) > MAX_ID_LENGTH or ".." in text or "--" in text:  # the Hub allows none of these
-        return None
-    return HubId(match[1], match[2] or "main")
-
-
 def cached(hub_id: HubId) -> Path | None:
-    """The directory of a checkpoint that is in the cache with all that a conversion needs; asks nobody."""
+    """The directory of a checkpoint that is in the cache with all that a conversion needs; asks nobody.
+
+    Raises UsageError when the environment names a Hub that has no address.
+    """
+    check_endpoint()
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -93,33 +80,41 @@ def look_up(hub_id: HubId) -> Snapshot:
     """
     from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
 
-    with _translated(hub_id):
+    with translated(hub_id):
         info = HfApi().model_info(hub_id.repository, revision=hub_id.revision, files_metadata=True)
-        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-        _refuse_unusable(hub_id, sizes)
-        shards = [name for name in sizes if name == "model.safetensors"] or [
-            name for name in sizes if re.fullmatch(r"[\w.-]+\.safetensors", name)
-        ]
-        small = [name for name in sizes if _SMALL_FILES.fullmatch(name)]
+    sizes, commit = _sizes(hub_id, info), str(info.sha)
+    _refuse_unusable(hub_id, sizes)
+    shards = [name for name in sizes if name == "model.safetensors"] or [
+        name for name in sizes if re.fullmatch(r"[\w.-]+\.safetensors", name)
+    ]
+    small = [name for name in sizes if _SMALL_FILES.fullmatch(name)]
+    with translated(hub_id):
         if INDEX_NAME in sizes:
             small.append(INDEX_NAME)
-            shards = _shards(Path(hf_hub_download(hub_id.repository, INDEX_NAME, revision=info.sha)))
+            shards = _shards(Path(hf_hub_download(hub_id.repository, INDEX_NAME, revision=commit)))
         absent = [name for name in shards if name not in sizes]
         if absent:
             raise UnusableInputError(
-                f"{hub_id}: {len(absent)} of {len(shards)} shards are missing: {', '.join(absent)}",
+                f"{hub_id}: {len(absent)} of {len(shards)} shards are missing: {listed(absent)}",
                 "the repository is incomplete: try another revision",
             )
         files = {name: sizes[name] for name in (*small, *shards)}
         missing = sum(
             size
             for name, size in files.items()
-            if not isinstance(try_to_load_from_cache(hub_id.repository, name, revision=info.sha), str)
+            if not isinstance(try_to_load_from_cache(hub_id.repository, name, revision=commit), str)
         )
     n_parameters = getattr(info.safetensors, "total", None)
-    return Snapshot(
-        hub_id, info.sha or hub_id.revision, files, missing, n_parameters if isinstance(n_parameters, int) else None
-    )
+    return Snapshot(hub_id, commit, files, missing, n_parameters if isinstance(n_parameters, int) else None)
+
+
+def _sizes(hub_id: HubId, info: ModelInfo) -> dict[str, int]:
+    """Bytes by file name; NotFoundError for an answer that no Hub gives."""
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    is_sound = all(isinstance(name, str) and type(size) is int and size >= 0 for name, size in sizes.items())
+    if not is_sound or not isinstance(info.sha, str) or not _COMMIT.fullmatch(info.sha):
+        raise nonsense(hub_id, "files or a commit that cannot be")
+    return sizes
 
 
 def _refuse_unusable(hub_id: HubId, names: Mapping[str, Any]) -> None:
@@ -183,7 +178,7 @@ def download(snapshot: Snapshot) -> Path:
     from huggingface_hub import snapshot_download
 
     repository = snapshot.id.repository
-    with _translated(snapshot.id):
+    with translated(snapshot.id):
         for name in snapshot.files:
             if name.endswith(".safetensors"):
                 fetch(repository, name, snapshot.commit)
@@ -194,77 +189,3 @@ def download(snapshot: Snapshot) -> Path:
             tqdm_class=progress_bar(),
         )
     return Path(folder)
-
-
-@contextmanager
-def _translated(hub_id: HubId) -> Iterator[None]:
-    """The library's many exceptions as ours."""
-    import logging
-
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its advice is not for the users of this program
-    try:
-        yield
-    except EdgeinferError:
-        raise
-    except Exception as error:
-        translated = _translate(hub_id, error)
-        if translated is None:
-            raise
-        raise translated from error
-
-
-def _translate(hub_id: HubId, error: BaseException) -> Exception | None:
-    from huggingface_hub import constants, errors
-
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    reach = f"{hub_id}: not in the local cache, and the Hub ({constants.ENDPOINT})"
-    gated = NotFoundError(f"{hub_id}: the repository is gated", "ask for access on its page, then set HF_TOKEN")
-    rules: tuple[tuple[Callable[[], bool], Exception], ...] = (
-        (lambda: isinstance(error, errors.GatedRepoError), gated),
-        (
-            lambda: isinstance(error, errors.RevisionNotFoundError),
-            NotFoundError(f"{hub_id}: no revision {hub_id.revision!r} in this repository", "see its page for branches"),
-        ),
-        (
-            lambda: status in (401, 403) and _has_token(),
-            NotFoundError(f"{hub_id}: the Hub does not accept the token", "check HF_TOKEN, or `hf auth login` again"),
-        ),
-        (
-            lambda: isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403, 404),
-            NotFoundError(
-                f"{hub_id}: neither a path here nor a repository on the Hub that may be read",
-                "check the spelling; a private repository needs HF_TOKEN",
-            ),
-        ),
-        (
-            lambda: isinstance(error, errors.OfflineModeIsEnabled),
-            NotFoundError(f"{reach} must not be asked", "unset HF_HUB_OFFLINE"),
-        ),
-        (lambda: status is not None, NotFoundError(f"{reach} answers with HTTP {status}", "try again later")),
-        (
-            lambda: type(error).__module__.partition(".")[0] in _HTTP_LIBRARIES,
-            NotFoundError(f"{reach} cannot be reached ({_first_line(error)})", "check the network"),
-        ),
-    )
-    for applies, ours in rules:
-        if applies():
-            return ours
-    if error.__cause__ is not None:
-        return _translate(hub_id, error.__cause__)
-    if isinstance(error, OSError) and error.errno:
-        return ResourceError(f"{hub_id}: cannot be stored ({error.strerror})", "free some space, or set HF_HOME")
-    if isinstance(error, OSError):  # a transfer that does not have the announced size
-        return NotFoundError(
-            f"{hub_id}: the download failed ({_first_line(error)})", "try again: it goes on from there"
-        )
-    return None
-
-
-def _has_token() -> bool:
-    from huggingface_hub import get_token
-
-    return get_token() is not None
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__

@@ -100,6 +100,33 @@ def test_weights_that_are_quantized_already_are_refused_by_the_method_s_name(che
     assert "gptq" in _refused(checkpoint)
 
 
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"quantization_config": "awq"}, "awq"),
+        ({"quantization_config": ["hqq"]}, "hqq"),
+        ({"quantization_config": {"load_in_8bit": True}}, "bitsandbytes"),
+        ({"quantization_config": {"quant_method": None}}, "unknown method"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+        ({"text_config": {"quantization_config": {"quant_method": "fp8"}}}, "fp8"),
+    ],
+    ids=str,
+)
+def test_the_method_is_found_wherever_a_config_states_it(checkpoint: Path, change: dict[str, Any], name: str) -> None:
+    change_json(checkpoint / "config.json", change)
+    assert f"quantized already ({name}" in _refused(checkpoint).replace("'", "").replace("[", "")
+
+
+def test_a_great_many_names_are_not_all_listed(checkpoint: Path) -> None:
+    write_json(checkpoint / INDEX_NAME, {"weight_map": {f"t{i}": f"{i}.safetensors" for i in range(5000)}})
+    assert "and 4950 more" in _refused(checkpoint)
+
+
+def test_a_shard_s_name_that_no_file_can_have(checkpoint: Path) -> None:
+    write_json(checkpoint / INDEX_NAME, {"weight_map": {"a": "x" * 300 + ".safetensors"}})
+    assert "1 of 1 shards are missing" in _refused(checkpoint)
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", INDEX_NAME])
 @pytest.mark.parametrize("kind", ["directory", "fifo", "endless", "dangling", "loop", "empty"])
 def test_what_is_no_ordinary_file_is_refused_at_once(checkpoint: Path, name: str, kind: str) -> None:

@@ -79,6 +79,14 @@ def test_the_poolings_file_is_looked_for_beside_the_config_only(bert: Path) -> N
     assert _plan(bert).metadata["bert.pooling_type"] == 1
 
 
+@pytest.mark.parametrize("folder", ["", ".", "..", "/", "../..", "a\0b"])
+def test_a_pooling_without_a_directory_of_its_own_is_refused(bert: Path, folder: str) -> None:
+    write_json(bert / "modules.json", [{"type": "x.Pooling", "path": folder}])
+    write_json(bert.parent / "config.json", {"pooling_mode": "cls"})
+    with pytest.raises(UnusableInputError, match=r"modules\.json"):
+        _plan(bert)
+
+
 @pytest.mark.parametrize("document", ["{}", "[1]", '[{"type": 1}]', "[", '[{"type": "x.Pooling"}]'])
 def test_a_list_of_modules_that_is_none(bert: Path, document: str) -> None:
     (bert / "modules.json").write_text(document, "utf-8")

@@ -134,9 +134,16 @@ def test_what_is_quantized_is_not_quantized_again_unasked(sources: dict[str, Pat
     plan_conversion(sources["large-Q8_0"], options=ConvertOptions(type="Q8_0"))  # everything keeps its type
 
 
+def test_a_pre_tokenizer_is_refused_where_it_would_have_no_effect(sources: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match="--pre has no effect"):
+        plan_conversion(sources["small-F32"], options=ConvertOptions(pre="llama-bpe"))
+    with pytest.raises(UsageError, match="--pre without a name"):
+        ConvertOptions(pre="")
+
+
 def test_the_source_is_never_overwritten(sources: dict[str, Path]) -> None:
     before = sources["small-F32"].read_bytes()
-    with pytest.raises(UsageError, match="part of the checkpoint"):
+    with pytest.raises(UsageError, match="an input of this very command"):
         convert(sources["small-F32"], sources["small-F32"], ConvertOptions(type="Q8_0", overwrite=True))
     assert sources["small-F32"].read_bytes() == before
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from edgeinfer.convert.file_types import FILE_TYPES, TENSOR_TYPES, FileType
-from edgeinfer.convert.mixture import Choice, ModelFacts, Overrides, assign, category, may_quantize, requires_imatrix
+from edgeinfer.convert.mixture import Choice, Overrides, assign, may_quantize, requires_imatrix
+from edgeinfer.convert.mixture_rules import ModelFacts, category
 from edgeinfer.convert.plan import file_order
 from edgeinfer.errors import UnusableInputError, UsageError
 from edgeinfer.ggml_types import GGMLType

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +19,12 @@ import pytest
 from checkpoints import llama_config, random_tensors, write_checkpoint, write_safetensors
 
 from edgeinfer.api.convert import convert
-from edgeinfer.convert import pipeline
+from edgeinfer.convert import output
+from edgeinfer.convert.imatrix import save_imatrix
 from edgeinfer.errors import EdgeinferError, ResourceError, UnusableInputError, UsageError
 from edgeinfer.gguf_file.header import read_header
 from edgeinfer.options import ConvertOptions
+from edgeinfer.types import Importance
 
 QUICK = ConvertOptions(type="Q8_0", verify=False)
 OVER = ConvertOptions(type="Q8_0", verify=False, overwrite=True)
@@ -149,9 +152,34 @@ def test_a_device_is_not_replaced_by_a_file(checkpoint: Path) -> None:
 def test_the_checkpoint_itself_is_never_overwritten(checkpoint: Path, name: str) -> None:
     (checkpoint / "link.gguf").hardlink_to(checkpoint / "model.safetensors")
     before = (checkpoint / name).read_bytes()
-    with pytest.raises(UsageError, match="part of the checkpoint"):
+    with pytest.raises(UsageError, match="an input of this very command"):
         convert(checkpoint, checkpoint / name, OVER)
     assert (checkpoint / name).read_bytes() == before
+
+
+@pytest.mark.parametrize("option", ["imatrix", "calibrate"])
+def test_what_a_conversion_reads_besides_is_never_overwritten(checkpoint: Path, out: Path, option: str) -> None:
+    matrix = out / "matrix.gguf"
+    sums = np.ones(64, np.float32)
+    save_imatrix(matrix, {"blk.0.attn_q.weight": Importance(sums, np.ones(1, np.float32))}, [], 1, 32)
+    (out / "text.txt").write_text("a text")
+    file = matrix if option == "imatrix" else out / "text.txt"
+    before = file.read_bytes()
+    with pytest.raises(UsageError, match="an input of this very command"):
+        convert(checkpoint, file, ConvertOptions(type="Q4_0", overwrite=True, **{option: file}))
+    assert file.read_bytes() == before
+
+
+def test_what_was_there_before_stays_when_the_last_step_fails(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(source: Path, target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    (out / "a").write_text("theirs")
+    monkeypatch.setattr(output.os, "replace", fail)
+    with pytest.raises(PermissionError), output.replaced_when_done(out / "a", overwrite=True) as partial:
+        partial.write_text("ours")
+    assert (out / "a").read_text() == "theirs"
+    assert _listed(out) == ["a"]
 
 
 def test_an_earlier_output_in_the_checkpoint_may_be_replaced(checkpoint: Path) -> None:
@@ -162,14 +190,14 @@ def test_an_earlier_output_in_the_checkpoint_may_be_replaced(checkpoint: Path) -
 def test_too_little_space_is_said_before_the_work_starts(
     checkpoint: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 50_000}))
+    monkeypatch.setattr(output.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 50_000}))
     with pytest.raises(ResourceError, match=r"needs \d+ bytes, the disk has 50000 free"):
         convert(checkpoint, out / "a.gguf", QUICK)
     assert _listed(out) == []
 
 
 def test_a_file_that_appears_meanwhile_is_not_replaced(checkpoint: Path, out: Path) -> None:
-    with pytest.raises(UsageError, match="exists"), pipeline.replaced_when_done(out / "a", overwrite=False) as partial:  # noqa: PT012
+    with pytest.raises(UsageError, match="exists"), output.replaced_when_done(out / "a", overwrite=False) as partial:  # noqa: PT012
         partial.write_text("ours")
         (out / "a").write_text("theirs")
     assert (out / "a").read_text() == "theirs"
@@ -178,7 +206,7 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(checkpoint: Path, out: Pa
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError, OSError])
 def test_whatever_ends_the_block_leaves_nothing(out: Path, error: type[BaseException]) -> None:
-    with pytest.raises(error), pipeline.replaced_when_done(out / "a", overwrite=False) as partial:  # noqa: PT012
+    with pytest.raises(error), output.replaced_when_done(out / "a", overwrite=False) as partial:  # noqa: PT012
         partial.write_text("half")
         raise error
     assert _listed(out) == []
@@ -254,15 +282,15 @@ class TestProcesses:
         assert _listed(out) == ["a.gguf"]
         assert read_header(out / "a.gguf").tensors
 
-    @pytest.mark.parametrize("limit", [1000, 50_000])
-    def test_no_space_in_the_middle(self, checkpoint: Path, out: Path, limit: int) -> None:
+    @pytest.mark.parametrize(("limit", "place"), [(1000, tempfile.gettempdir()), (50_000, "a.gguf")])
+    def test_no_space_in_the_middle(self, checkpoint: Path, out: Path, limit: int, place: str) -> None:
         def cap() -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
         process = self._start(checkpoint, out, preexec_fn=cap)
         _, stderr = process.communicate()
         assert process.returncode == 5
-        assert "a.gguf: cannot be written" in stderr
+        assert f"{place}: cannot be written" in stderr
         assert len(stderr.splitlines()) == 1
         assert _listed(out) == []
 

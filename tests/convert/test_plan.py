@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,17 @@ def test_every_missing_surplus_and_wrong_tensor_is_named(checkpoint: Path) -> No
         "1 tensors are not floating-point: model.layers.0.self_attn.v_proj.weight is I32",
     ):
         assert part in message
+
+
+def test_a_config_that_claims_a_million_tensors_is_refused_at_once(tmp_path: Path) -> None:
+    claims = {"num_hidden_layers": 512, "num_local_experts": 1024, "num_experts_per_tok": 2}
+    config = llama_config(architectures=["MixtralForCausalLM"], **claims)
+    checkpoint = write_checkpoint(tmp_path / "model", config, random_tensors(llama_config()))
+    started_s = time.perf_counter()
+    message = _refused(checkpoint)
+    assert time.perf_counter() - started_s < 5  # some forty seconds, and a message of 90 MB, when all are counted
+    assert "or more tensors are missing" in message
+    assert len(message) < 10_000
 
 
 def test_buffers_of_old_checkpoints_are_no_surplus(checkpoint: Path) -> None:
@@ -270,6 +282,8 @@ def test_overrides_decide_by_the_first_pattern_that_fits(tmp_path: Path) -> None
         ({"type": ""}, UsageError, "''"),
         ({"tensor_type": (("ffn", "q9"),)}, UsageError, "q9"),
         ({"tensor_type": (("((", "q8_0"),)}, UsageError, "(("),
+        ({"tensor_type": (("a{99999999999999999999}", "q8_0"),)}, UsageError, "a{9"),
+        ({"tensor_type": (("(" * 3000 + ")" * 3000, "q8_0"),)}, UsageError, "((("),
         ({"tensor_type": (("ffn_typo", "q8_0"),)}, NotFoundError, "ffn_typo"),
         ({"type": "F16", "tensor_type": (("ffn", "q8_0"),)}, UsageError, "F16"),
         ({"output_tensor_type": "nope"}, UsageError, "nope"),

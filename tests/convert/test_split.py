@@ -16,7 +16,7 @@ from checkpoints import llama_config, random_tensors, write_checkpoint, write_sa
 from edgeinfer.api.convert import convert
 from edgeinfer.api.inspect import inspect
 from edgeinfer.api.model import load
-from edgeinfer.convert import pipeline
+from edgeinfer.convert import output
 from edgeinfer.convert.resolve import TensorPlan
 from edgeinfer.convert.split import share_out
 from edgeinfer.errors import ResourceError, UnusableInputError, UsageError
@@ -149,10 +149,10 @@ def test_an_interruption_among_the_renames_leaves_nothing(out: Path, monkeypatch
         renamed.append(target)
         Path(source).rename(target)
 
-    monkeypatch.setattr(pipeline.os, "replace", replace)
+    monkeypatch.setattr(output.os, "replace", replace)
     with (  # noqa: PT012
         pytest.raises(KeyboardInterrupt),
-        pipeline.replaced_when_done(*outputs, overwrite=False) as first,
+        output.replaced_when_done(*outputs, overwrite=False) as first,
     ):
         for path in outputs:
             first.with_name(path.name).write_text("x")
@@ -162,7 +162,7 @@ def test_an_interruption_among_the_renames_leaves_nothing(out: Path, monkeypatch
 
 def test_too_little_space_counts_all_shards(checkpoint: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = convert(checkpoint, out / "m.gguf", SPLIT).bytes - 1
-    monkeypatch.setattr(pipeline.shutil, "disk_usage", lambda path: type("Usage", (), {"free": free}))
+    monkeypatch.setattr(output.shutil, "disk_usage", lambda path: type("Usage", (), {"free": free}))
     with pytest.raises(ResourceError, match=rf"needs {free + 1} bytes"):
         convert(checkpoint, out / "n.gguf", SPLIT)
 

@@ -22,6 +22,7 @@ from edgeinfer.errors import EdgeinferError, NotFoundError, ResourceError, Unusa
 from edgeinfer.gguf_file.header import read_header
 from edgeinfer.options import ConvertOptions
 from edgeinfer.registry import hub as registry
+from edgeinfer.registry.hub_id import HubId
 
 QUICK = ConvertOptions(type="Q8_0", verify=False)
 WEIGHTS = "model.safetensors"
@@ -99,7 +100,7 @@ def test_a_cache_that_lacks_a_shard_is_completed(hub: Hub, checkpoint: Path) -> 
     (checkpoint / "consolidated.safetensors").write_bytes(b"the same weights in another layout")
     plan_conversion("org/tiny", options=QUICK)
     assert "consolidated.safetensors" not in hub.fetched()
-    shard = registry.cached(registry.HubId("org/tiny"))
+    shard = registry.cached(HubId("org/tiny"))
     assert shard is not None
     second = shard / "model-00002-of-00002.safetensors"
     second.resolve().unlink()
@@ -153,6 +154,56 @@ def test_a_wrong_token(hub: Hub, headers: dict[str, str], monkeypatch: pytest.Mo
 def test_a_hub_in_trouble(hub: Hub) -> None:
     hub.fail = {"GET /api": (500, {})}
     assert "HTTP 500" in _refused(NotFoundError)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sha": None},
+        {"sha": 5},
+        {"sha": "../../../evil"},
+        {"siblings": "x"},
+        {"siblings": [{"size": 5}]},
+        {"siblings": [{"rfilename": 5, "size": 5}]},
+        {"siblings": [{"rfilename": "config.json", "size": "x"}]},
+        {"siblings": [{"rfilename": "config.json", "size": -1}]},
+        {"safetensors": "x"},
+        {"lastModified": "x"},
+        "[]",
+        "null",
+        "<html>",
+        "",
+        "[" * 100_000,
+    ],
+    ids=lambda change: str(change)[:40],
+)
+def test_an_answer_that_is_not_a_hub_s(hub: Hub, change: dict[str, Any] | str) -> None:
+    hub.answer = change
+    assert "not a Hub's" in _refused(NotFoundError)
+
+
+def test_a_token_that_cannot_be_sent(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "t\N{LATIN SMALL LETTER O WITH DIAERESIS}ken")
+    assert "token" in _refused(NotFoundError)
+
+
+@pytest.mark.parametrize("endpoint", ["nonsense", "ftp://localhost", "http://[::1", "http://", "http://localhost:x"])
+def test_an_endpoint_that_is_no_address(endpoint: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "edgeinfer", "convert", "org/tiny", "--json"],
+        capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path,
+        env={**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "HF_ENDPOINT" in json.loads(done.stdout)["error"]["message"]
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_templates_in_a_directory_of_their_own_are_fetched(hub: Hub, checkpoint: Path) -> None:
+    (checkpoint / "additional_chat_templates").mkdir()
+    (checkpoint / "additional_chat_templates" / "tools.jinja").write_text("a template")
+    planned = plan_conversion("org/tiny", options=QUICK)
+    assert planned.plan.metadata["tokenizer.chat_template.tools"] == "a template"
 
 
 def test_an_unreachable_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +275,7 @@ def test_a_transfer_that_breaks_off_goes_on(breaking_off: Hub, checkpoint: Path)
 def test_an_interrupted_download_is_resumed_by_the_next_run(breaking_off: Hub, checkpoint: Path) -> None:
     breaking_off.down_after_cut = True
     assert "HTTP 503" in _refused(NotFoundError)
-    assert registry.cached(registry.HubId("org/tiny")) is None
+    assert registry.cached(HubId("org/tiny")) is None
     breaking_off.fail, breaking_off.cut_after = {}, None
     assert read_header(Path(convert("org/tiny", options=QUICK).output)).tensors
     first, second = filter(None, breaking_off.weights_sent)

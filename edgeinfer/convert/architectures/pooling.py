@@ -32,7 +32,7 @@ def pooling_metadata(config: Config) -> dict[str, Any]:
     for module in modules if isinstance(modules, list) else []:
         match module:
             case {"type": str(kind), "path": str(folder)} if kind.endswith(".Pooling"):
-                found = {"pooling_type": _pooling_type(path.with_name(Path(folder).name) / "config.json")}
+                found = {"pooling_type": _pooling_type(path.parent / _plain_name(path, folder) / "config.json")}
             case {"type": str(kind)} if kind.endswith((".Transformer", ".Normalize")):
                 pass
             case _:
@@ -40,6 +40,14 @@ def pooling_metadata(config: Config) -> dict[str, Any]:
                     f"{path}: unknown module {reprlib.repr(module)}", "known are Transformer, Pooling and Normalize"
                 )
     return found
+
+
+def _plain_name(path: Path, folder: str) -> str:
+    """The name of a module's directory, which lies beside `path`. Raises UnusableInputError for none."""
+    name = Path(folder).name
+    if name in ("", "..") or "\0" in name:
+        raise UnusableInputError(f"{path}: a module in {reprlib.repr(folder)}", "download the file again")
+    return name
 
 
 def _pooling_type(path: Path) -> int:
