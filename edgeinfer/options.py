@@ -58,6 +58,9 @@ class SamplingParams:
         _need(self, "mirostat", 0, 2)
         if self.seed is not None:
             _need(self, "seed", 0, 2**32 - 2)
+        for token, bias in self.logit_bias:
+            if math.isnan(bias):
+                raise UsageError(f"the logit_bias of token {token} is nan", "give a number, or -inf to forbid it")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Annotated, NoReturn
 
@@ -16,7 +17,6 @@ from edgeinfer.errors import EdgeinferError, InterruptedByUser, ResourceError, U
 app = typer.Typer(
     name="edgeinfer",
     help="Turn a Hugging Face checkpoint into one quantized GGUF file and run it fast on this machine.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -72,7 +72,13 @@ def main() -> NoReturn:
         console.fail_at_once(InterruptedByUser("terminated"), as_json=as_json, code=error.code)
     except MemoryError:
         console.fail(ResourceError("not enough memory", "close something, or use a smaller model"), as_json=as_json)
+    except BrokenPipeError:
+        raise SystemExit(141) from None
     except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            console.fail(
+                ResourceError("an output cannot be written (no space left)", "free some space"), as_json=as_json
+            )
         if debug:
             raise
         bug = EdgeinferError(f"{type(error).__name__}: {error}", "this is a bug in edgeinfer; --debug shows where")

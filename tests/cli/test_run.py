@@ -44,6 +44,11 @@ def error_of(done):
         (["missing.gguf", "hi", "--cache-type-k", "q3"], 2, "cache_type_k is 'q3'"),
         (["missing.gguf", "hi", "--flash-attn", "off", "--cache-type-v", "q8_0"], 2, "flash attention"),
         (["missing.gguf", "hi", "--logit-bias", "x"], 2, "logit-bias"),
+        (["missing.gguf", "hi", "--logit-bias", "5+nan"], 2, "logit_bias of token 5 is nan"),
+        (["x" * 5000, "hi"], 3, "File name too long"),
+        (["missing.gguf", "-f", "/dev/zero"], 2, "longer than"),
+        (["missing.gguf", "-f", "."], 4, "Is a directory"),
+        ([], 2, "Missing argument"),
         (["missing.gguf", "hi", "-f", "prompt.txt"], 2, "both PROMPT and -f"),
         (["missing.gguf", "-f", "missing.txt"], 3, "missing.txt"),
         (["missing.gguf", "hi", "--raw", "-s", "x"], 2, "--raw"),
@@ -79,6 +84,27 @@ def test_a_failure_is_json_when_json_is_asked_for():
     done = run("missing.gguf", "hi", "--json")
     assert done.returncode == 3
     assert json.loads(done.stdout)["error"]["code"] == "not_found"
+
+
+def test_behind_two_dashes_nothing_is_an_option():
+    done = run("missing.gguf", "--", "--json")
+    assert (done.returncode, done.stdout) == (3, b"")
+
+
+def test_a_standard_input_that_cannot_be_read_is_one_line(tmp_path):
+    with open(tmp_path / "x", "w") as written:
+        done = subprocess.run([*COMMAND, "missing.gguf"], stdin=written, capture_output=True, timeout=60)
+    assert done.returncode == 4
+    assert "standard input cannot be read" in error_of(done)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_a_full_disk_is_a_matter_of_resources(arguments):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND[:3], *arguments], stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == 5
+    error_of(done)
 
 
 pytest_model = pytest.mark.model

@@ -251,3 +251,18 @@ def test_a_long_load_and_close_cycle_works_twice_in_a_process(smollm2_gguf):
     done = subprocess.run([sys.executable, "-c", code, str(smollm2_gguf)], capture_output=True, text=True, check=True)
     assert done.stdout == "3\n3\n"
     assert done.stderr == ""
+
+
+def test_what_is_used_after_its_end_is_an_error_and_not_a_crash(smollm2_gguf):
+    model = edgeinfer.load(smollm2_gguf, RuntimeOptions(ctx_size=64))
+    stream = model.stream("hi", max_tokens=2)
+    model.close()
+    for use in (lambda: model.tokens("hi"), lambda: list(stream), lambda: model.generate("hi")):
+        with pytest.raises(UsageError, match="the model is closed"):
+            use()
+
+
+@pytest.mark.parametrize("max_sequences", [0, 257])
+def test_a_number_of_sequences_that_cannot_be_is_refused(smollm2_gguf, max_sequences):
+    with pytest.raises(UsageError, match="sequences"):
+        edgeinfer.load(smollm2_gguf, max_sequences=max_sequences)
