@@ -94,12 +94,11 @@ def test_a_benchmark_ends_at_once_and_its_document_is_valid(
 
 @pytest.fixture(scope="module")
 def hopeless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model over whose negative epsilon the C library ends the process, from all its threads."""
+    """A model with a token that stands twice in its vocabulary, over which the C library ends the process."""
     folder = tmp_path_factory.mktemp("hopeless")
     convert(write_checkpoint(folder / "model"), folder / "m.gguf", ConvertOptions(type="Q8_0"))
-    raw, key = bytearray((folder / "m.gguf").read_bytes()), b"llama.attention.layer_norm_rms_epsilon"
-    position = raw.index(key) + len(key) + 4
-    raw[position : position + 4] = struct.pack("<f", -1)
+    length, raw = struct.pack("<Q", 1), (folder / "m.gguf").read_bytes()
+    raw = raw.replace(length + b"a", length + b"b", 1)
     (folder / "m.gguf").write_bytes(raw)
     return folder / "m.gguf"
 
