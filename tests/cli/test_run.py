@@ -45,7 +45,7 @@ def error_of(done):
         (["missing.gguf", "hi", "--flash-attn", "off", "--cache-type-v", "q8_0"], 2, "flash attention"),
         (["missing.gguf", "hi", "--logit-bias", "x"], 2, "logit-bias"),
         (["missing.gguf", "hi", "--logit-bias", "5+nan"], 2, "logit_bias of token 5 is nan"),
-        (["x" * 5000, "hi"], 3, "File name too long"),
+        (["x" * 5000, "hi"], 3, "no such model"),
         (["missing.gguf", "-f", "/dev/zero"], 2, "longer than"),
         (["missing.gguf", "-f", "."], 4, "Is a directory"),
         ([], 2, "Missing argument"),
