@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgeinfer.convert.json_file import MAX_JSON_NBYTES, read_file
 from edgeinfer.errors import UnusableInputError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def load_original(path: Path, document: dict[str, Any], *, as_it_is: bool) -> to
 
     with _complaints(str(path)):
         if as_it_is and path.name == "tokenizer.json":
-            original = tokenizers.Tokenizer.from_file(str(path))
+            original = tokenizers.Tokenizer.from_buffer(read_file(path, MAX_JSON_NBYTES))  # its name may be no text
         else:
             original = tokenizers.Tokenizer.from_str(json.dumps(document))
     # Settings of some training run, of no meaning here; absurd ones make the library panic.
