@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeinfer.errors import UnusableInputError
@@ -23,16 +22,16 @@ MAX_GROWTH = 1000
 """How many times longer a text may become. XLM-RoBERTa's normalizer could write 33 bytes for a character."""
 
 
-def load_tokenizer_json(source: Path | str, subject: str, remedy: str) -> tokenizers.Tokenizer:
-    """The tokenizer of a file, or of a document's text.
+def load_tokenizer_json(source: bytes | str, subject: str, remedy: str) -> tokenizers.Tokenizer:
+    """The tokenizer of a file's bytes, or of a document's text.
 
     Raises UnusableInputError about `subject`, with `remedy` as its hint, when it is none or could fill the memory.
     """
     import tokenizers
 
     with _complaints(subject, remedy):
-        if isinstance(source, Path):
-            tokenizer = tokenizers.Tokenizer.from_file(str(source))
+        if isinstance(source, bytes):
+            tokenizer = tokenizers.Tokenizer.from_buffer(source)
         else:
             tokenizer = tokenizers.Tokenizer.from_str(source)
     growth = max(_state_growth(part) for part in (tokenizer.normalizer, tokenizer.post_processor, tokenizer.decoder))

@@ -23,6 +23,7 @@ from checkpoints import (
 from safetensors import safe_open
 
 from edgeinfer.convert.checkpoint import INDEX_NAME, open_checkpoint, read_safetensors_header
+from edgeinfer.convert.tokenizer import load_tokenizer
 from edgeinfer.errors import NotFoundError, UnusableInputError
 
 
@@ -288,3 +289,8 @@ def test_the_config_is_plain_json(checkpoint: Path) -> None:
     (checkpoint / "evil.py").write_text("raise SystemExit('ran')")
     assert open_checkpoint(checkpoint).config.hf_class == "LlamaForCausalLM"
     assert json.loads((checkpoint / "config.json").read_text())["auto_map"]
+
+
+def test_a_directory_whose_name_is_no_text(tmp_path: Path) -> None:
+    folder = write_checkpoint(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")))
+    assert load_tokenizer(open_checkpoint(folder)).metadata["tokenizer.ggml.tokens"]

@@ -15,7 +15,7 @@ from edgeinfer.api.convert import convert, plan_conversion
 from edgeinfer.api.embed import load_encoder
 from edgeinfer.api.model import load
 from edgeinfer.convert.plan import ConvertPlan
-from edgeinfer.errors import ContextOverflowError, UnusableInputError
+from edgeinfer.errors import ContextOverflowError, UnusableInputError, UsageError
 from edgeinfer.options import ConvertOptions, RuntimeOptions
 
 
@@ -186,3 +186,9 @@ def test_a_model_that_writes_text_is_no_encoder(tmp_path: Path) -> None:
     convert(_make("glm4", tmp_path), output, ConvertOptions(type="F16"))
     with pytest.raises(UnusableInputError, match="generates text"):
         load_encoder(output)
+
+
+def test_an_encoder_is_not_calibrated(bert: Path, tmp_path: Path) -> None:
+    options = ConvertOptions(type="Q4_0", calibrate=tmp_path / "text.txt")
+    with pytest.raises(UsageError, match="an encoder"):
+        convert(bert, tmp_path / "a.gguf", options)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.config import Config
-from edgeinfer.convert.json_file import read_object, read_object_if_there
+from edgeinfer.convert.json_file import MAX_JSON_NBYTES, read_file, read_object, read_object_if_there
 from edgeinfer.convert.tokenizer import tekken
 from edgeinfer.convert.tokenizer.bpe import bpe_vocabulary
 from edgeinfer.convert.tokenizer.pre_tokenizer import known_by_hash, name_pre_tokenizer, names_by_rules
@@ -96,7 +96,8 @@ def load_tokenizer(checkpoint: Checkpoint, pre: str | None = None) -> LoadedToke
 def _original(files: _Files, document: dict[str, Any]) -> tokenizers.Tokenizer:
     """The `tokenizers` library's tokenizer of `document`; the file itself is read where it says the same."""
     as_it_is = document is files.document and files.path.name == "tokenizer.json"
-    source = files.path if as_it_is else json.dumps(document)
+    # Its bytes, not its path: a path may be no text.
+    source = read_file(files.path, MAX_JSON_NBYTES) if as_it_is else json.dumps(document)
     return load_tokenizer_json(source, str(files.path), "download the file again")
 
 
