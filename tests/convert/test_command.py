@@ -135,12 +135,12 @@ def test_an_output_that_cannot_be_written_is_5(checkpoint: Path, tmp_path: Path)
     assert "missing" in _error(done, 5, "resources")
 
 
-def test_a_failed_check_is_7_and_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
-    document = json.loads((checkpoint / "tokenizer.json").read_text())
-    document["model"]["dropout"] = 0.9
-    (checkpoint / "tokenizer.json").write_text(json.dumps(document))
-    done = _run(checkpoint, "-o", tmp_path / "a.gguf", "--json")
-    assert "differently from tokenizer.json" in _error(done, 7, "check_failed")
+def test_a_failed_check_is_7_and_leaves_nothing(tmp_path: Path) -> None:
+    tensors = random_tensors(llama_config())
+    tensors["model.norm.weight"][:] = 3e38  # finite, but what it makes is not
+    folder = write_checkpoint(tmp_path / "overflowing", llama_config(), tensors)
+    done = _run(folder, "-t", "f32", "-o", tmp_path / "a.gguf", "--json")
+    assert "not finite" in _error(done, 7, "check_failed")
     assert not (tmp_path / "a.gguf").exists()
 
 
