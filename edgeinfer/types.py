@@ -109,6 +109,14 @@ class Backend(Protocol):
         """Edit the KV cache; False when the model's memory cannot do this."""
         ...
 
+    def save_range(self, seq: int, p0: int, p1: int) -> bytes | None:
+        """The KV state of positions `[p0, p1)` of a sequence as one blob; None where the memory cannot do it."""
+        ...
+
+    def load_range(self, seq: int, p0: int, p1: int, data: bytes) -> bool:
+        """Append such a blob to a sequence of length `p0`; False leaves the sequence as it was."""
+        ...
+
     def abort(self) -> None:
         """Make a `forward` that runs now (in another thread) or the next one return ABORTED soon."""
         ...
@@ -194,7 +202,9 @@ class Request:
     max_tokens: int
     end_tokens: Container[int] = frozenset()
     priority: int = 0
+    """Higher goes first."""
     deadline_ms: float | None = None
+    """After the submission; of two requests of a priority the earlier deadline goes first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from edgeinfer.native.context import NativeBackend
 from edgeinfer.native.model import NativeModel
 from edgeinfer.native.sampler import NativeSamplerFactory
 from edgeinfer.options import RuntimeOptions, SamplingParams
-from edgeinfer.runtime.answer import About, AnswerStream
+from edgeinfer.runtime.answer import About, AnswerStream, Reply
 from edgeinfer.runtime.engine import Engine
 from edgeinfer.runtime.prompt import chat_tokens, no_template, raw_tokens
 from edgeinfer.runtime.session import ChatSession
@@ -99,15 +99,11 @@ class Model:
         is no system prompt, it is continued as it stands. `max_tokens` None goes on until the model ends or the context
         is full. Raises ContextOverflowError before any work when the prompt does not fit.
         """
-        return AnswerStream(
-            self.engine,
-            self.vocabulary,
-            self.tokens(prompt, system=system, raw=raw),
-            params or self.sampling,
-            about=self._about,
-            max_tokens=max_tokens,
-            stop=stop,
+        tokens = self.tokens(prompt, system=system, raw=raw)
+        reply = Reply(
+            self.engine, self.vocabulary, tokens, params or self.sampling, max_tokens=max_tokens, stop=stop
         )
+        return AnswerStream(self.engine, reply, self._about)
 
     def generate(self, prompt: str | Sequence[Message] | Tokens, **options: Any) -> Answer:
         """The whole answer at once; takes what `stream` takes."""

@@ -133,6 +133,8 @@ class NativeBackend:
             raise ValueError(f"not a range of positions: [{op.p0}, {op.p1})")
         handle, memory = self._open_handle, self._memory
         assert handle
+        if not self._is_intact(op):
+            return False
         if op.kind == "remove":
             return bool(llama.llama_memory_seq_rm(memory, op.src, op.p0, op.p1))
         self._batch.check_sequence(op.dst)
@@ -142,6 +144,17 @@ class NativeBackend:
             return False
         llama.llama_memory_seq_cp(memory, op.src, op.dst, op.p0, op.p1)
         return True
+
+    def _is_intact(self, op: KVOp) -> bool:
+        """Whether a sequence with a window can go on where the edit ends it.
+
+        The library gives cells that have left their sequence's window to whoever needs one, and then forgets all before
+        them too. A shorter sequence would need them back.
+        """
+        window, length = self._capabilities.window, op.p0 if op.kind == "remove" else op.p1
+        if window is None or length < 1:
+            return True
+        return int(llama.llama_memory_seq_pos_min(self._memory, op.src)) <= max(0, length - window)
 
     def abort(self) -> None:
         """Make the running or next `forward` return ABORTED; callable from any thread."""

@@ -8,10 +8,9 @@ import pytest
 
 from edgeinfer.errors import ContextOverflowError, UsageError
 from edgeinfer.options import SamplingParams
-from edgeinfer.runtime.engine import Engine, next_rows
+from edgeinfer.runtime.engine import Engine
 from edgeinfer.runtime.fake import EOS, FakeBackend, make_fake_sampler
-from edgeinfer.runtime.request import Generation
-from edgeinfer.types import Request
+from edgeinfer.types import Request, Row
 
 SAMPLED = SamplingParams(temperature=0.7, seed=7, repeat_penalty=1.5, ignore_eos=True)
 
@@ -200,22 +199,9 @@ def test_an_interrupt_that_comes_too_late_does_not_hit_the_next_request():
     assert run(engine, [engine.submit(request(1, "hello"))]) == [alone("hello")]
 
 
-def test_a_step_decodes_before_it_prefills_and_keeps_to_its_budget():
-    def state(tokens, computed, seq_id):
-        return Generation(None, None, list(range(tokens)), 0.0, seq_id=seq_id, n_computed=computed)
-
-    step = next_rows([state(100, 0, 0), state(11, 10, 1), state(50, 0, 2)], budget=30, chunk=20)
-    assert [(r.seq_id, r.pos0, len(r.tokens), r.n_logits) for r in step.rows] == [
-        (1, 10, 1, 1),
-        (0, 0, 20, 0),
-        (2, 0, 9, 0),
-    ]
-
-
 def test_the_fake_backend_refuses_holes_and_double_writes():
     backend = FakeBackend()
     engine = engine_on(backend)
     run(engine, [engine.submit(request(0, "hello", end_tokens=frozenset({EOS})))])
-    row = next_rows([Generation(None, None, [1, 2, 3], 0.0, seq_id=0, n_computed=2)], 8).rows[0]
     with pytest.raises(ValueError, match="starts at 2"):
-        backend.forward([row])
+        backend.forward([Row(0, np.array([3], np.int32), 2, 0)])
