@@ -203,13 +203,13 @@ class RadixTree:
         """How much of a sequence in use another one in use holds too."""
         return max((node.end for node in self._up(self._paths[seq_id].leaf) if node.references > 1), default=0)
 
-    def eviction(self) -> Eviction | None:
-        """What to forget first: of the ends that nobody uses, the one that was used longest ago. None if there is none."""
+    def eviction(self, n_cells: int) -> Eviction | None:
+        """What to forget first, None if all is in use: the end of what nobody used for longest, up to `n_cells` of it."""
         unused = [node for node in self._nodes() if not node.children and not node.references]
         if not unused:
             return None
         oldest = min(unused, key=lambda node: node.last_used)
-        return Eviction(tuple(sorted(oldest.sequences)), oldest.start)
+        return Eviction(tuple(sorted(oldest.sequences)), max(oldest.start, oldest.end - n_cells))
 
     def _nodes(self) -> Iterator[_Node]:
         """All but the root."""

@@ -130,7 +130,7 @@ class Engine:
                 generation.n_computed = self._residency.cut(generation.seq_id, generation.n_computed)
             return self._finish_all_interrupted()
         if isinstance(result, Refusal):
-            return self._make_room(started_s)
+            return self._shrink(n_tokens)
         n_decoding = sum(length == 1 for _, length in planned)
         self.pace.observe_step(n_decoding, n_tokens - n_decoding, self._clock() - started_s)
         return self._commit(planned, result)
@@ -244,19 +244,17 @@ class Engine:
         generation.n_computed = self._residency.load(generation.seq_id, saved, generation.tokens)
         self.pace.observe_swap(saved.p1 - saved.p0, self._clock() - started_s)
 
-    def _make_room(self, now_s: float) -> list[TokenEvent]:
-        """The backend has less room than was counted: drop what nobody uses, else let the least important request wait.
+    def _shrink(self, n_tokens: int) -> list[TokenEvent]:
+        """The backend has less room than was counted: from now on that is counted, and the next step fits into it.
 
         A request that is alone and finds no room has filled the context: it ends there.
         """
-        if self._residency.evict():
+        self._residency.refused(n_tokens)
+        if len(self._scheduler.running) > 1 or self._residency.n_free > 0:
             return []
-        victim = self._scheduler.victim(now_s)
-        if len(self._scheduler.running) > 1:
-            self._preempt(victim)
-            return []
-        self._finish(victim, "length")
-        return [TokenEvent(victim.request.id, (), finish_reason="length")]
+        (generation,) = self._scheduler.running
+        self._finish(generation, "length")
+        return [TokenEvent(generation.request.id, (), finish_reason="length")]
 
 
 def _row(generation: Generation, length: int) -> Row:

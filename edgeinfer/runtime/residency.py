@@ -15,7 +15,8 @@ from edgeinfer.cache.radix import Match, RadixTree
 from edgeinfer.errors import EdgeinferError
 from edgeinfer.types import Backend, KVOp, Tokens
 
-_NOTHING = Match(0, None)
+_EVICTED_AT_ONCE = 64
+"""Cells, so that a request that grows does not evict in every step."""
 
 
 class PrefixStore(Protocol):
@@ -49,6 +50,7 @@ class Residency:
     def __init__(self, backend: Backend, store: PrefixStore | None = None) -> None:
         self._backend = backend
         self._store = store
+        self._capacity = backend.n_ctx
         self._tree = RadixTree()
         capabilities = backend.capabilities
         self._shares = capabilities.can_share and capabilities.can_trim
@@ -57,7 +59,7 @@ class Residency:
     @property
     def n_free(self) -> int:
         """Cells that no request in use holds."""
-        return self._backend.n_ctx - self._tree.n_referenced
+        return self._capacity - self._tree.n_referenced
 
     @property
     def has_sequence(self) -> bool:
@@ -116,21 +118,20 @@ class Residency:
             self._close(seq_id)
 
     def reserve(self, n_cells: int) -> None:
-        """Evict until so many cells are free, or nothing is left that nobody uses."""
-        while self._tree.n_cells + n_cells > self._backend.n_ctx and self.evict():
-            pass
+        """Forget ends of kept sequences, used longest ago first, until so many cells are free or nothing is left."""
+        while (missing := self._tree.n_cells + n_cells - self._capacity) > 0:
+            eviction = self._tree.eviction(max(missing, _EVICTED_AT_ONCE))
+            if eviction is None:
+                return
+            for seq_id in eviction.seq_ids:
+                self.cut(seq_id, eviction.length)
+            for seq_id in eviction.seq_ids:
+                if self._tree.is_redundant(seq_id):
+                    self._close(seq_id)
 
-    def evict(self) -> bool:
-        """Forget the end of a kept sequence that was used longest ago; False when there is none."""
-        eviction = self._tree.eviction()
-        if eviction is None:
-            return False
-        for seq_id in eviction.seq_ids:
-            self.cut(seq_id, eviction.length)
-        for seq_id in eviction.seq_ids:
-            if self._tree.is_redundant(seq_id):
-                self._close(seq_id)
-        return True
+    def refused(self, n_cells: int) -> None:
+        """The backend had no room for so many more cells: it holds fewer than it says."""
+        self._capacity = min(self._capacity, self._tree.n_cells + n_cells - 1)
 
     def save(self, seq_id: int) -> Saved | None:
         """What a sequence alone holds; None where the memory cannot be saved."""

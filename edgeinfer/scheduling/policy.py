@@ -11,7 +11,7 @@ AGEING_S = 10.0
 """Waiting this long counts as much as one level of priority, so that everybody's turn comes."""
 HEADROOM_TOKENS = 32
 """Room that every running request keeps for its answer when another one is let in."""
-MIN_SHARED_TOKENS = 32
+MIN_SHARED_TOKENS = 16
 """It is worth waiting for this much that another request is just computing."""
 DEFAULT_STEPS = 2.25
 """The default latency target, in decode steps: what a step with a piece of a prompt in it may take."""
