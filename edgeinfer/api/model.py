@@ -100,9 +100,7 @@ class Model:
         is full. Raises ContextOverflowError before any work when the prompt does not fit.
         """
         tokens = self.tokens(prompt, system=system, raw=raw)
-        reply = Reply(
-            self.engine, self.vocabulary, tokens, params or self.sampling, max_tokens=max_tokens, stop=stop
-        )
+        reply = Reply(self.engine, self.vocabulary, tokens, params or self.sampling, max_tokens=max_tokens, stop=stop)
         return AnswerStream(self.engine, reply, self._about)
 
     def generate(self, prompt: str | Sequence[Message] | Tokens, **options: Any) -> Answer:

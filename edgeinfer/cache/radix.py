@@ -53,7 +53,7 @@ class _Path:
 
 
 class RadixTree:
-    """Sequences by their numbers. One that is in use grows; one that is not waits to be shared, taken over or evicted."""
+    """Sequences by their numbers. One in use grows; one that is not waits to be shared, taken over or evicted."""
 
     def __init__(self) -> None:
         self._root = _Node(0, [], None, [], set())
@@ -204,7 +204,7 @@ class RadixTree:
         return max((node.end for node in self._up(self._paths[seq_id].leaf) if node.references > 1), default=0)
 
     def eviction(self, n_cells: int) -> Eviction | None:
-        """What to forget first, None if all is in use: the end of what nobody used for longest, up to `n_cells` of it."""
+        """What to forget first: the end of what nobody used for longest, up to `n_cells`. None if all is in use."""
         unused = [node for node in self._nodes() if not node.children and not node.references]
         if not unused:
             return None

@@ -20,10 +20,20 @@ import numpy as np
 from edgeinfer.cache.radix import common_length
 from edgeinfer.errors import ContextOverflowError, UsageError
 from edgeinfer.runtime.request import Generation
-from edgeinfer.runtime.residency import PrefixStore, Residency
+from edgeinfer.runtime.residency import Residency
 from edgeinfer.scheduling.policy import Limits, Pace
 from edgeinfer.scheduling.scheduler import Cached, Scheduler
-from edgeinfer.types import Backend, FinishReason, Logits, Refusal, Request, Row, SamplerFactory, TokenEvent
+from edgeinfer.types import (
+    Backend,
+    FinishReason,
+    Logits,
+    PrefixCache,
+    Refusal,
+    Request,
+    Row,
+    SamplerFactory,
+    TokenEvent,
+)
 
 MAX_SWAPPED_NBYTES = 1 << 30
 """Memory for the KV cache of preempted requests; those beyond it are computed again."""
@@ -40,15 +50,16 @@ class Engine:
         *,
         limits: Limits | None = None,
         max_request_tokens: int | None = None,
-        store: PrefixStore | None = None,
+        prefix_cache: PrefixCache | None = None,
     ) -> None:
         self._backend = backend
         self._make_sampler = make_sampler
         self._clock = clock
         self._max_tokens = min(backend.n_ctx, max_request_tokens or backend.n_ctx)
-        self._residency = Residency(backend, store)
+        self._residency = Residency(backend, prefix_cache)
         self.pace = Pace()
         self._scheduler: Scheduler[Generation] = Scheduler(_clamp(limits, backend), self.pace)
+        self._new_answers: list[Generation] = []
         self._interrupted = False
         self._interrupt_lock = threading.Lock()
 
@@ -114,6 +125,8 @@ class Engine:
         """One forward pass over whatever is due; returns what it brought, possibly nothing."""
         if self._interrupted:
             return self._finish_all_interrupted()
+        while self._new_answers:  # now that their first tokens have been shown
+            self._remember(self._new_answers.pop())
         started_s = self._clock()
         if self._scheduler.waiting:
             self._admit(started_s)
@@ -163,6 +176,7 @@ class Engine:
         token = generation.sampler.sample(logits[index])
         if generation.first_token_s is None:
             generation.first_token_s = self._clock()
+            self._new_answers.append(generation)
         generation.sampler.accept(token)
         generation.tokens.append(token)
         reason: FinishReason | None = None
@@ -182,8 +196,15 @@ class Engine:
         if reason != "interrupted":
             self.pace.observe_answer(generation.n_answered)
         if generation.seq_id is not None:
+            self._remember(generation)
             self._residency.release(generation.seq_id)
             generation.seq_id = None
+
+    def _remember(self, generation: Generation) -> None:
+        """Let the prefix cache have the prompt, once, as far as it is computed."""
+        if generation.seq_id is not None and not generation.remembered:
+            generation.remembered = True
+            self._residency.remember(generation.seq_id, generation.request.tokens[: generation.n_computed])
 
     def _finish_all_interrupted(self) -> list[TokenEvent]:
         self._clear_interrupt()
@@ -233,13 +254,14 @@ class Engine:
             saved = generation.swapped = self._residency.save(generation.seq_id)
             if saved is not None:
                 self.pace.observe_swap(saved.p1 - saved.p0, self._clock() - started_s)
-        self._residency.release(generation.seq_id, remember=False)
+        self._residency.release(generation.seq_id)
         generation.seq_id, generation.n_computed = None, 0
         self._scheduler.suspend(generation)
 
     def _swap_in(self, generation: Generation) -> None:
         saved, generation.swapped = generation.swapped, None
-        assert saved is not None and generation.seq_id is not None
+        assert saved is not None
+        assert generation.seq_id is not None
         started_s = self._clock()
         generation.n_computed = self._residency.load(generation.seq_id, saved, generation.tokens)
         self.pace.observe_swap(saved.p1 - saved.p0, self._clock() - started_s)

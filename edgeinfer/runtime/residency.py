@@ -7,32 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from edgeinfer.cache.radix import Match, RadixTree
 from edgeinfer.errors import EdgeinferError
-from edgeinfer.types import Backend, KVOp, Tokens
+from edgeinfer.types import Backend, KVOp, PrefixCache, Tokens
 
 _EVICTED_AT_ONCE = 64
 """Cells, so that a request that grows does not evict in every step."""
-
-
-class PrefixStore(Protocol):
-    """Prefixes that outlive the process. A failure of it is a miss, never an error."""
-
-    def match(self, tokens: Tokens) -> int:
-        """How many of the first tokens it could restore."""
-        ...
-
-    def restore(self, backend: Backend, seq: int, tokens: Tokens, start: int) -> int:
-        """Append what it has of `tokens[start:]` to a sequence that holds `tokens[:start]`; returns the new length."""
-        ...
-
-    def remember(self, backend: Backend, seq: int, tokens: Tokens) -> None:
-        """Keep what a sequence holds, `tokens`, for later; what has to wait for the disk waits elsewhere."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +30,9 @@ class Saved:
 class Residency:
     """Sequences of the backend by their numbers: some in use, some kept to be reused, the rest free."""
 
-    def __init__(self, backend: Backend, store: PrefixStore | None = None) -> None:
+    def __init__(self, backend: Backend, prefix_cache: PrefixCache | None = None) -> None:
         self._backend = backend
-        self._store = store
+        self._prefix_cache = prefix_cache
         self._capacity = backend.n_ctx
         self._tree = RadixTree()
         capabilities = backend.capabilities
@@ -83,22 +66,19 @@ class Residency:
         """A sequence for a request and how many of its tokens are in it: shared, taken over, or from the store."""
         match = self._match(tokens)
         seq_id, length = self._share(match)
-        if self._store is not None:
-            wanted = np.array(tokens[:-1], np.int32)
-            stored = self._store.match(wanted)
-            if stored > length:
-                self.reserve(stored - length)
-                restored = self._store.restore(self._backend, seq_id, wanted, length)
-                self._tree.extend(seq_id, list(tokens[length:restored]))
-                length = restored
-        return seq_id, length
+        return seq_id, self._restore(seq_id, length, np.array(tokens[:-1], np.int32))
+
+    def remember(self, seq_id: int, tokens: Tokens) -> None:
+        """Let the prefix cache keep what a sequence begins with."""
+        if self._prefix_cache is not None and len(tokens):
+            self._prefix_cache.remember(self._backend, seq_id, tokens)
 
     def computed(self, seq_id: int, tokens: Sequence[int]) -> None:
         """A pass has appended tokens to a sequence."""
         self._tree.extend(seq_id, tokens)
 
     def cut(self, seq_id: int, length: int) -> int:
-        """Forget what a sequence holds from position `length` on; where that cannot be, all of it. Returns what is left.
+        """Forget what a sequence holds from position `length` on, or all where that cannot be. Returns what is left.
 
         Removes without looking at the tree: after an abort the backend may hold more than was committed.
         """
@@ -109,10 +89,8 @@ class Residency:
         self._tree.cut(seq_id, length)
         return length
 
-    def release(self, seq_id: int, *, remember: bool = True) -> None:
+    def release(self, seq_id: int) -> None:
         """A request needs its sequence no longer: keep it to be reused, unless others hold all of it."""
-        if remember and self._store is not None and self._tree.length(seq_id):
-            self._store.remember(self._backend, seq_id, np.array(self._tree.tokens(seq_id), np.int32))
         self._tree.release(seq_id)
         if self._tree.is_redundant(seq_id):
             self._close(seq_id)
@@ -140,14 +118,23 @@ class Residency:
         return None if data is None else Saved(p0, p1, data)
 
     def load(self, seq_id: int, saved: Saved, tokens: Sequence[int]) -> int:
-        """Put back what `save` took from a request with these tokens. Returns the sequence's length, as it was on failure."""
+        """Put back what `save` took from a request with these tokens, if it fits on. Returns the sequence's length."""
         length = self._tree.length(seq_id)
-        if not saved.p0 <= length < saved.p1 or (length > saved.p0 and self.cut(seq_id, saved.p0) != saved.p0):
-            return self._tree.length(seq_id)
-        self.reserve(saved.p1 - saved.p0)
+        if not saved.p0 <= length < saved.p1:
+            return length
+        self.reserve(saved.p1 - saved.p0)  # a backend may load all of it beside the sequence first
         if self._backend.load_range(seq_id, saved.p0, saved.p1, saved.data):
-            self._tree.extend(seq_id, list(tokens[saved.p0 : saved.p1]))
+            self._tree.extend(seq_id, list(tokens[length : saved.p1]))
         return self._tree.length(seq_id)
+
+    def _restore(self, seq_id: int, length: int, wanted: Tokens) -> int:
+        """Append what the prefix cache has beyond what a sequence holds of `wanted`; returns the sequence's length."""
+        if self._prefix_cache is None or (stored := self._prefix_cache.match(wanted)) <= length:
+            return length
+        self.reserve(stored - length)
+        restored = self._prefix_cache.restore(self._backend, seq_id, wanted, length)
+        self._tree.extend(seq_id, wanted[length:restored].tolist())
+        return restored
 
     def _match(self, tokens: Sequence[int]) -> Match:
         limit = len(tokens) - 1
@@ -166,11 +153,12 @@ class Residency:
         if not self._free:
             victim = next((seq_id for seq_id in idle if seq_id != source), None)
             if victim is None:  # nothing but the source itself can be had
-                assert source is not None and source in idle
+                assert source is not None
                 self._tree.hold(source)
                 return source, self.cut(source, length)
             self._close(victim)
         seq_id = self._free.pop()
+        self._backend.apply(KVOp("remove", seq_id, seq_id, 0, -1))  # somebody may have used the backend without this
         if source is not None and self._backend.apply(KVOp("copy", source, seq_id, 0, length)):
             self._tree.open(seq_id, source, length)
             return seq_id, length

@@ -1,4 +1,4 @@
-"""The rules of the scheduler as small functions: who is more urgent, how much prompt a step may take, swap or recompute."""
+"""The scheduler's rules as small functions: who is more urgent, how much prompt a step takes, swap or recompute."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class Scheduler(Generic[J]):
         (self.running if job in self.running else self.waiting).remove(job)
 
     def rows(self, now_s: float, n_free: int) -> list[tuple[J, int]]:
-        """Whose tokens run now, and how many: one of every answer, then prompts in pieces. `n_free` cells can be had."""
+        """Whose tokens run now, and how many: one of every answer, then prompts in pieces, at most `n_free` in all."""
         rows = [(job, 1) for job in self.running if job.remaining == 1]
         if len(rows) == len(self.running):
             return rows
