@@ -26,6 +26,7 @@ from edgeinfer.runtime.engine import Engine
 from edgeinfer.runtime.prompt import chat_tokens, no_template, raw_tokens
 from edgeinfer.runtime.session import ChatSession
 from edgeinfer.runtime.template import ChatTemplate, Message
+from edgeinfer.scheduling.policy import Limits
 from edgeinfer.types import Answer, Tokens
 
 # A file's recommendations (general.sampling.*, src/llama-arch.cpp) by their name there and ours.
@@ -45,25 +46,39 @@ _SAMPLING_KEYS = {
 
 
 def load(
-    model: str | Path, options: RuntimeOptions | None = None, *, max_sequences: int = 1, verbose: bool = False
+    model: str | Path,
+    options: RuntimeOptions | None = None,
+    *,
+    max_sequences: int = 1,
+    latency_target_ms: float | None = None,
+    max_request_tokens: int | None = None,
+    verbose: bool = False,
 ) -> Model:
     """Load a GGUF model, ready to run. Close it, or use it in a `with` statement.
 
-    `max_sequences` is how many requests can run at a time. Raises NotFoundError, UnusableInputError for a file that is
-    damaged or not a language model, ResourceError when memory does not suffice.
+    `max_sequences` is how many requests can run at a time, `max_request_tokens` how many tokens one of them may have of
+    the context that they share, `latency_target_ms` how long a step may take while answers are being written (None: a
+    few times what it takes without prompts). Raises NotFoundError, UnusableInputError for a file that is damaged or not
+    a language model, ResourceError when memory does not suffice.
     """
     started_s = time.perf_counter()
     library.set_verbose(verbose)
     path = resolve(model)
     header = checked_header(path)
     options = options or RuntimeOptions()
+    limits = Limits(max_sequences, latency_target_ms=latency_target_ms)
     native = NativeModel(path, mmap=options.mmap, mlock=options.mlock)
+    # Beginnings of texts outlive their requests in sequences of their own, where those cost nothing.
+    kept = 0 if max_sequences == 1 or native.is_stateful else max_sequences
     try:
-        backend = NativeBackend(native, options, max_sequences=max_sequences)
+        backend = NativeBackend(native, options, max_sequences=max_sequences + kept)
     except BaseException:
         native.close()
         raise
-    return Model(header, native, backend, load_ms=(time.perf_counter() - started_s) * 1e3)
+    engine = Engine(
+        backend, NativeSamplerFactory(native.vocabulary), limits=limits, max_request_tokens=max_request_tokens
+    )
+    return Model(header, native, backend, engine, load_ms=(time.perf_counter() - started_s) * 1e3)
 
 
 class Model:
@@ -71,13 +86,15 @@ class Model:
 
     kernels = "llama.cpp"
 
-    def __init__(self, header: Header, native: NativeModel, backend: NativeBackend, *, load_ms: float) -> None:
+    def __init__(
+        self, header: Header, native: NativeModel, backend: NativeBackend, engine: Engine, *, load_ms: float
+    ) -> None:
         self.header = header
         self.native = native
         self.backend = backend
         self.load_ms = load_ms
         self.vocabulary = vocabulary_of(header, native.vocabulary)
-        self.engine = Engine(backend, NativeSamplerFactory(native.vocabulary))
+        self.engine = engine
         self.sampling = _recommended_sampling(header)
         """The model's own recommendations over llama.cpp's defaults."""
         self.template = self._chat_template()

@@ -15,7 +15,7 @@ from edgeinfer.cli import console
 from edgeinfer.cli.interrupt import on_interrupt
 from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap
 from edgeinfer.errors import InterruptedByUser, NotFoundError, UnusableInputError, UsageError
-from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams
+from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams, parse_logit_bias
 
 if TYPE_CHECKING:  # the heavy parts are imported when there is something to run
     from edgeinfer.api.model import Model
@@ -122,7 +122,7 @@ def command(
         "xtc_threshold": xtc_threshold,
         "mirostat": mirostat,
         "seed": None if seed == -1 else seed,
-        "logit_bias": tuple(map(_bias, logit_bias)) if logit_bias else None,
+        "logit_bias": tuple(map(parse_logit_bias, logit_bias)) if logit_bias else None,
         "ignore_eos": ignore_eos or None,
     }
     flags = {name: value for name, value in given.items() if value is not None}
@@ -229,15 +229,3 @@ def _check_unicode(text: str, what: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise UsageError(f"{what} is not UTF-8", "convert it, for example with iconv") from None
-
-
-def _bias(text: str) -> tuple[int, float]:
-    """`ID+BIAS` or `ID-BIAS`, llama.cpp's way; `ID-inf` forbids a token."""
-    for sign in "+-":
-        token, found, value = text.partition(sign)
-        if found and token.isdigit():
-            try:
-                return int(token), float(sign + value)
-            except ValueError:
-                break
-    raise UsageError(f"--logit-bias {text!r} is not ID+BIAS or ID-BIAS", "for example 42-inf or 42+1.5")

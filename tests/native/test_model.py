@@ -11,6 +11,7 @@ from edgeinfer.errors import EdgeinferError, UnusableInputError, UsageError
 from edgeinfer.native.model import NativeModel
 from edgeinfer.native.sampler import NativeSamplerFactory
 from edgeinfer.options import RuntimeOptions, SamplingParams
+from edgeinfer.runtime.answer import Reply
 from edgeinfer.types import KVOp, Refusal, Row
 
 pytestmark = pytest.mark.model
@@ -117,7 +118,7 @@ def test_an_abort_is_an_answer_and_can_be_cleared(model, backend):
         Row(0, np.array([10**6], np.int32), 0, 0),
         Row(0, np.array([], np.int32), 0, 0),
         Row(0, np.zeros(4096, np.int32), 0, 0),
-        Row(4, np.array([1], np.int32), 0, 0),
+        Row(8, np.array([1], np.int32), 0, 0),
         Row(-1, np.array([1], np.int32), 0, 0),
         Row(0, np.array([1], np.int32), -1, 0),
         Row(0, np.array([1], np.int32), 0, 2),
@@ -251,3 +252,30 @@ def test_a_long_load_and_close_cycle_works_twice_in_a_process(smollm2_gguf):
     done = subprocess.run([sys.executable, "-c", code, str(smollm2_gguf)], capture_output=True, text=True, check=True)
     assert done.stdout == "3\n3\n"
     assert done.stderr == ""
+
+
+def test_a_batch_shares_its_beginning_and_one_that_was_swapped_goes_on(smollm2_gguf):
+    text = "The following is a list of facts about the capital cities of the world, one per line. " * 3
+    prompts = [text + f"The capital of {country} is" for country in ("France", "Italy", "Japan")]
+    with edgeinfer.load(smollm2_gguf, RuntimeOptions(ctx_size=512), max_sequences=2) as model:
+        alone = [model.generate(p, raw=True, params=GREEDY, max_tokens=4).text for p in prompts]
+    with edgeinfer.load(smollm2_gguf, RuntimeOptions(ctx_size=512), max_sequences=2) as model:
+        low = model.stream(prompts[0], raw=True, params=GREEDY, max_tokens=4)
+        other = model.stream(prompts[1], raw=True, params=GREEDY, max_tokens=4)
+        for _ in range(3):
+            model.engine.step()
+        urgent = Reply(
+            model.engine,
+            model.vocabulary,
+            model.tokens(prompts[2], raw=True),
+            GREEDY,
+            max_tokens=4,
+            priority=1,
+        )
+        model.engine.step()
+        assert low._reply.generation.swapped or other._reply.generation.swapped
+        while model.engine.has_work:
+            model.engine.step()
+        assert ["".join(low), "".join(other), "".join(urgent.read())] == alone
+        usage = [low.answer.usage, other.answer.usage, urgent.generation.usage]
+        assert sorted(u.cached_tokens > 50 for u in usage) == [False, True, True]

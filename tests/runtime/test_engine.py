@@ -13,7 +13,7 @@ from edgeinfer.options import SamplingParams
 from edgeinfer.runtime.engine import Engine
 from edgeinfer.runtime.fake import EOS, FakeBackend, make_fake_sampler
 from edgeinfer.scheduling.policy import Limits
-from edgeinfer.types import KVOp, Request, Row
+from edgeinfer.types import Request, Row
 
 SAMPLED = SamplingParams(temperature=0.7, seed=7, repeat_penalty=1.5, ignore_eos=True)
 
