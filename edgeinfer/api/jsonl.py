@@ -56,10 +56,14 @@ class Output:
             raise UsageError(f"{path} exists already", "--resume goes on with it; or remove it")
         try:
             self._file: BinaryIO = path.open("r+b" if path.exists() else "xb")
-            if self._file.readable():
-                self._resume()
         except OSError as error:
             raise self._unwritable(error) from None
+        try:
+            if self._file.readable():
+                self._resume()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def n_rows(self) -> int:

@@ -126,16 +126,13 @@ def test_standard_streams_and_a_reader_that_leaves(smollm2_gguf):
 def test_ctrl_c_ends_it_soon_and_keeps_what_is_written(smollm2_gguf, tmp_path):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(lines([{"prompt": "a", "max_tokens": 1}, {"prompt": "b", "ignore_eos": True}]))
-    process = subprocess.Popen(
-        [*COMMAND, str(smollm2_gguf), str(source), "-o", str(target)],
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (target.exists() and target.read_bytes()):
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=10) == 130
-    assert b"--resume goes on" in process.stderr.read()
+    command = [*COMMAND, str(smollm2_gguf), str(source), "-o", str(target)]
+    default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, **default) as process:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (target.exists() and target.read_bytes()):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=10) == 130
+        assert b"--resume goes on" in process.stderr.read()
     assert [json.loads(line)["id"] for line in target.read_bytes().splitlines()] == [1]
