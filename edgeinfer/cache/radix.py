@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+_FIRST_SLICE = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Match:
@@ -258,9 +260,16 @@ class RadixTree:
 
 
 def common_length(run: Sequence[int], tokens: Sequence[int], start: int, limit: int) -> int:
-    """How many tokens of `run` are those of `tokens[start:limit]`."""
+    """How many tokens of `run` are those of `tokens[start:limit]`.
+
+    Compares growing slices: most texts differ soon or not at all.
+    """
     length = min(len(run), limit - start)
-    other = tokens[start : start + length]
-    if run[:length] == other:
-        return length
-    return next(i for i, (a, b) in enumerate(zip(run, other, strict=False)) if a != b)
+    done, size = 0, _FIRST_SLICE
+    while done < length:
+        end = min(done + size, length)
+        ours, theirs = run[done:end], tokens[start + done : start + end]
+        if ours != theirs:
+            return done + next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+        done, size = end, 4 * size
+    return length

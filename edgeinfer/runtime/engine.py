@@ -21,7 +21,7 @@ from edgeinfer.cache.radix import common_length
 from edgeinfer.errors import ContextOverflowError, UsageError
 from edgeinfer.runtime.request import Generation
 from edgeinfer.runtime.residency import Residency
-from edgeinfer.scheduling.policy import Limits, Pace
+from edgeinfer.scheduling.policy import MIN_SHARED_TOKENS, Limits, Pace
 from edgeinfer.scheduling.scheduler import Cached, Scheduler
 from edgeinfer.types import (
     Backend,
@@ -224,8 +224,14 @@ class Engine:
         lowest = scheduler.outranked(now_s)
         if lowest is not None:
             self._preempt(lowest)
+        # For all at once: who is let in changes little of it, and it takes a while for many long prompts.
+        resident = {id(g): residency.resident(g.tokens) for g in scheduler.waiting} if scheduler.has_place else {}
+
+        def cached(generation: Generation) -> Cached:
+            return self._cached(generation, resident[id(generation)])
+
         while residency.has_sequence:
-            generation = scheduler.choose(now_s, self._cached, residency.n_free)
+            generation = scheduler.choose(now_s, cached, residency.n_free)
             if generation is None:
                 return
             scheduler.start(generation)
@@ -235,13 +241,14 @@ class Engine:
             if generation.cached_tokens is None:
                 generation.cached_tokens = generation.n_computed
 
-    def _cached(self, generation: Generation) -> Cached:
+    def _cached(self, generation: Generation, resident: int) -> Cached:
         """What a waiting request will find, now and when those that are being prefilled are done."""
-        tokens = generation.tokens
-        resident = coming = self._residency.resident(tokens)
+        tokens, coming = generation.tokens, resident
+        next_ones = tokens[resident : resident + MIN_SHARED_TOKENS]
         if self._residency.shares:
             for other in self._scheduler.running:
-                if other.remaining > 1:
+                # The whole is compared only where it goes on the same way: there may be many, and long ones.
+                if other.remaining > 1 and other.tokens[resident : resident + MIN_SHARED_TOKENS] == next_ones:
                     coming = max(coming, common_length(other.tokens, tokens, 0, len(tokens) - 1))
         return Cached(resident, coming)
 

@@ -44,6 +44,11 @@ class Scheduler(Generic[J]):
         self.running: list[J] = []
         """In the order of admission."""
 
+    @property
+    def has_place(self) -> bool:
+        """Whether another request may run."""
+        return len(self.running) < self.limits.max_running
+
     def enqueue(self, job: J) -> None:
         """Let a request wait. Raises OverloadError when too many do."""
         if len(self.waiting) >= self.limits.max_waiting:
@@ -59,7 +64,7 @@ class Scheduler(Generic[J]):
         done first. One that only lacks room is not overtaken. One whose prompt begins like another that is being
         computed waits for that, and takes it over.
         """
-        if not self.waiting or len(self.running) >= self.limits.max_running:
+        if not self.waiting or not self.has_place:
             return None
         found = {id(job): cached(job) for job in self.waiting}
 
@@ -80,7 +85,7 @@ class Scheduler(Generic[J]):
 
         Only the given priority counts for the one that waits, so that two requests cannot take turns by ageing.
         """
-        if len(self.running) < self.limits.max_running or not self.waiting:
+        if self.has_place or not self.waiting:
             return None
         wanted = max(job.priority for job in self.waiting)
         if wanted <= min(job.priority for job in self.running):
