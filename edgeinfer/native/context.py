@@ -153,11 +153,7 @@ class NativeBackend:
         return True
 
     def _is_intact(self, op: KVOp) -> bool:
-        """Whether a sequence with a window can go on where the edit ends it.
-
-        The library gives cells that have left their sequence's window to whoever needs one, and then forgets all before
-        them too. A shorter sequence would need them back.
-        """
+        """Whether a sequence with a window can go on where the edit ends it: cells that leave the window can be lost."""
         window, length = self._capabilities.window, op.p0 if op.kind == "remove" else op.p1
         if window is None or length < 1:
             return True

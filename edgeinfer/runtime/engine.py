@@ -21,6 +21,7 @@ from edgeinfer.cache.radix import common_length
 from edgeinfer.errors import ContextOverflowError, UsageError
 from edgeinfer.runtime.request import Generation
 from edgeinfer.runtime.residency import Residency
+from edgeinfer.runtime.swap import Swap
 from edgeinfer.scheduling.policy import MIN_SHARED_TOKENS, Limits, Pace
 from edgeinfer.scheduling.scheduler import Cached, Scheduler
 from edgeinfer.types import (
@@ -34,9 +35,6 @@ from edgeinfer.types import (
     SamplerFactory,
     TokenEvent,
 )
-
-MAX_SWAPPED_NBYTES = 1 << 30
-"""Memory for the KV cache of preempted requests; those beyond it are computed again."""
 
 
 class Engine:
@@ -58,6 +56,7 @@ class Engine:
         self._max_tokens = min(backend.n_ctx, max_request_tokens or backend.n_ctx)
         self._residency = Residency(backend, prefix_cache)
         self.pace = Pace()
+        self._swap = Swap(self._residency, self.pace, clock)
         self._scheduler: Scheduler[Generation] = Scheduler(_clamp(limits, backend), self.pace)
         self._new_answers: list[Generation] = []
         self._interrupted = False
@@ -191,7 +190,7 @@ class Engine:
     def _finish(self, generation: Generation, reason: FinishReason) -> None:
         generation.finish_reason = reason
         generation.finished_s = self._clock()
-        generation.swapped = None
+        self._swap.drop(generation)
         self._scheduler.forget(generation)
         if reason != "interrupted":
             self.pace.observe_answer(generation.n_answered)
@@ -236,8 +235,7 @@ class Engine:
                 return
             scheduler.start(generation)
             generation.seq_id, generation.n_computed = residency.open(generation.tokens)
-            if generation.swapped is not None:
-                self._swap_in(generation)
+            self._swap.restore(generation)
             if generation.cached_tokens is None:
                 generation.cached_tokens = generation.n_computed
 
@@ -253,25 +251,12 @@ class Engine:
         return Cached(resident, coming)
 
     def _preempt(self, generation: Generation) -> None:
-        """A running request waits again, its KV cache saved where that is cheaper than computing it again."""
+        """A running request waits again."""
         assert generation.seq_id is not None
-        swapped_nbytes = sum(len(g.swapped.data) for g in self._scheduler.waiting if g.swapped)
-        if self.pace.swaps() and swapped_nbytes < MAX_SWAPPED_NBYTES:
-            started_s = self._clock()
-            saved = generation.swapped = self._residency.save(generation.seq_id)
-            if saved is not None:
-                self.pace.observe_swap(saved.p1 - saved.p0, self._clock() - started_s)
+        self._swap.save(generation)
         self._residency.release(generation.seq_id)
         generation.seq_id, generation.n_computed = None, 0
         self._scheduler.suspend(generation)
-
-    def _swap_in(self, generation: Generation) -> None:
-        saved, generation.swapped = generation.swapped, None
-        assert saved is not None
-        assert generation.seq_id is not None
-        started_s = self._clock()
-        generation.n_computed = self._residency.load(generation.seq_id, saved, generation.tokens)
-        self.pace.observe_swap(saved.p1 - saved.p0, self._clock() - started_s)
 
     def _shrink(self, n_tokens: int) -> list[TokenEvent]:
         """The backend has less room than was counted: from now on that is counted, and the next step fits into it.
