@@ -1,4 +1,4 @@
-"""`edgeinfer.batch`: rows of JSON in, rows of JSON out, through one model."""
+"""Rows of JSON in, rows of JSON out, through one loaded model."""
 
 from __future__ import annotations
 

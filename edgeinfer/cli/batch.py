@@ -12,7 +12,7 @@ from typing import Annotated, Any, BinaryIO
 import typer
 
 from edgeinfer.cli import console
-from edgeinfer.cli.interrupt import on_interrupt
+from edgeinfer.cli.interrupt import on_interrupt, while_loading
 from edgeinfer.cli.progress import Meter
 from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap
 from edgeinfer.errors import InterruptedByUser, UsageError
@@ -73,7 +73,8 @@ def command(
         write, skip, n_skipped = _output(output, stack, resume=resume)
         if n_skipped:
             console.note(f"{output}: {n_skipped} rows are there already")
-        loaded = load_for_batch(model, options, parallel=parallel, verbose=verbose)
+        with while_loading():
+            loaded = load_for_batch(model, options, parallel=parallel, verbose=verbose)
         work = batch(loaded, read_lines(file, MAX_LINE_NBYTES), skip=skip)
         meter = Meter(total_nbytes, work)
         work.on_step = meter.show

@@ -6,7 +6,10 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+
+from edgeinfer.cli import console
+from edgeinfer.errors import InterruptedByUser
 
 
 @contextmanager
@@ -37,3 +40,16 @@ def on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
         os.close(writer)
         watcher.join()
         os.close(reader)
+
+
+def while_loading(*, as_json: bool = False) -> AbstractContextManager[None]:
+    """Within the block, in which a model is loaded, Ctrl-C ends the process at once."""
+
+    def leave() -> None:
+        # Python code that the C library calls back would swallow an exception; there is nothing to clean up yet.
+        try:
+            console.fail(InterruptedByUser("interrupted while the model was loading"), as_json=as_json)
+        finally:
+            os._exit(InterruptedByUser.exit_code)
+
+    return on_interrupt(leave)

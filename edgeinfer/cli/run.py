@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 import threading
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeinfer.cli import console
-from edgeinfer.cli.interrupt import on_interrupt
+from edgeinfer.cli.interrupt import on_interrupt, while_loading
 from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap
 from edgeinfer.errors import InterruptedByUser, NotFoundError, UnusableInputError, UsageError
 from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams, parse_logit_bias
@@ -168,15 +167,8 @@ def _load(model: str, options: RuntimeOptions, *, verbose: bool, as_json: bool) 
     from edgeinfer.api.model import load
     from edgeinfer.runtime import template
 
-    def leave() -> None:
-        # Python code that the C library calls back would swallow an exception; there is nothing to clean up yet.
-        try:
-            console.fail(InterruptedByUser("interrupted while the model was loading"), as_json=as_json)
-        finally:
-            os._exit(InterruptedByUser.exit_code)
-
     threading.Thread(target=template.preload, daemon=True).start()
-    with on_interrupt(leave):
+    with while_loading(as_json=as_json):
         return load(model, options, verbose=verbose)
 
 

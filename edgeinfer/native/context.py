@@ -153,7 +153,7 @@ class NativeBackend:
         return True
 
     def _is_intact(self, op: KVOp) -> bool:
-        """Whether a sequence with a window can go on where the edit ends it: cells that leave the window can be lost."""
+        """Whether a sequence with a window can go on where the edit ends it: cells that leave a window can be lost."""
         window, length = self._capabilities.window, op.p0 if op.kind == "remove" else op.p1
         if window is None or length < 1:
             return True
