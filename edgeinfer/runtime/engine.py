@@ -44,11 +44,11 @@ class Engine:
         self,
         backend: Backend,
         make_sampler: SamplerFactory,
+        prefix_cache: PrefixCache | None = None,
         clock: Callable[[], float] = time.perf_counter,
         *,
         limits: Limits | None = None,
         max_request_tokens: int | None = None,
-        prefix_cache: PrefixCache | None = None,
     ) -> None:
         self._backend = backend
         self._make_sampler = make_sampler

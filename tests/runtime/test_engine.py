@@ -378,7 +378,7 @@ def test_whatever_else_happens_every_text_is_the_one_alone(workload, n_ctx, widt
     store = FakeStore() if stored and not memory else None
     clock = itertools.count()
     limits = Limits(max_running=width, latency_target_ms=3000.0)
-    engine = Engine(backend, make_fake_sampler, lambda: float(next(clock)), limits=limits, prefix_cache=store)
+    engine = Engine(backend, make_fake_sampler, clock=lambda: float(next(clock)), limits=limits, prefix_cache=store)
     generations = {}
     for step in range(3000):
         for i, (prompt, max_tokens, priority, arrives, _) in enumerate(workload):

@@ -33,7 +33,7 @@ def gaps(target_ms=None):
     """Of four answers while a long prompt is computed, in ms: a step without the prompt, and every step with it."""
     machine = Machine(n_ctx=8000, max_sequences=8, max_batch_tokens=512)
     limits = Limits(8, latency_target_ms=target_ms)
-    engine = Engine(machine, make_fake_sampler, lambda: machine.now_s, limits=limits)
+    engine = Engine(machine, make_fake_sampler, clock=lambda: machine.now_s, limits=limits)
     rng = np.random.default_rng(0)
     answering = [engine.submit(Request(i, rng.integers(0, 255, 60).astype(np.int32), PARAMS, 1500)) for i in range(4)]
     while any(g.n_answered < 10 for g in answering):
