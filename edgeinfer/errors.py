@@ -5,6 +5,7 @@
     ├── NotFoundError          3   model, file, tensor name, hub repository
     ├── UnusableInputError     4   corrupt, truncated or unsupported checkpoint, GGUF or template
     ├── ResourceError          5   memory or disk do not suffice, output cannot be written
+    │   └── OverloadError      5   more requests than are taken at a time
     ├── ContextOverflowError   6   the prompt does not fit the context
     ├── CheckFailedError       7   a verification or a threshold failed
     └── InterruptedByUser    130   Ctrl-C
@@ -61,6 +62,12 @@ class ResourceError(EdgeinferError):
 
     exit_code = 5
     code = "resources"
+
+
+class OverloadError(ResourceError):
+    """Too many requests wait already; the same one is taken later."""
+
+    code = "overloaded"
 
 
 class ContextOverflowError(EdgeinferError):

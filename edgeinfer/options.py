@@ -137,6 +137,18 @@ class ConvertOptions:
             _need(self, "split_max_size", 1, 2**63 - 1)
 
 
+def parse_logit_bias(text: str) -> tuple[int, float]:
+    """`ID+BIAS` or `ID-BIAS`, llama.cpp's way; `ID-inf` forbids a token."""
+    for sign in "+-":
+        token, found, value = text.partition(sign)
+        if found and token.isdigit():
+            try:
+                return int(token), float(sign + value)
+            except ValueError:
+                break
+    raise UsageError(f"logit-bias {text!r} is not ID+BIAS or ID-BIAS", "for example 42-inf or 42+1.5")
+
+
 def _need(options: Any, name: str, least: float, most: float) -> None:
     """A number from `least` to `most`, never NaN or infinity."""
     value = getattr(options, name)

@@ -23,11 +23,12 @@ from edgeinfer.native.context import NativeBackend
 from edgeinfer.native.model import NativeModel
 from edgeinfer.native.sampler import NativeSamplerFactory
 from edgeinfer.options import RuntimeOptions, SamplingParams
-from edgeinfer.runtime.answer import About, AnswerStream
+from edgeinfer.runtime.answer import About, AnswerStream, Reply
 from edgeinfer.runtime.engine import Engine
 from edgeinfer.runtime.prompt import chat_tokens, no_template, raw_tokens
 from edgeinfer.runtime.session import ChatSession
 from edgeinfer.runtime.template import ChatTemplate, Message
+from edgeinfer.scheduling.policy import Limits
 from edgeinfer.types import Answer, Tokens
 
 # A file's recommendations (general.sampling.*, src/llama-arch.cpp) by their name there and ours.
@@ -47,12 +48,20 @@ _SAMPLING_KEYS = {
 
 
 def load(
-    model: str | Path, options: RuntimeOptions | None = None, *, max_sequences: int = 1, verbose: bool = False
+    model: str | Path,
+    options: RuntimeOptions | None = None,
+    *,
+    max_sequences: int = 1,
+    latency_target_ms: float | None = None,
+    max_request_tokens: int | None = None,
+    verbose: bool = False,
 ) -> Model:
     """Load a GGUF model, ready to run. Close it, or use it in a `with` statement.
 
-    `max_sequences` is how many requests can run at a time. Raises NotFoundError, UnusableInputError for a file that is
-    damaged or not a language model, ResourceError when memory does not suffice.
+    `max_sequences` is how many requests can run at a time, `max_request_tokens` how many tokens one of them may have of
+    the context that they share, `latency_target_ms` how long a step may take while answers are being written (None: a
+    few times what it takes without prompts). Raises NotFoundError, UnusableInputError for a file that is damaged or not
+    a language model, ResourceError when memory does not suffice.
     """
     started_s = time.perf_counter()
     library.set_verbose(verbose)
@@ -60,11 +69,17 @@ def load(
     header = checked_header(path)
     options = options or RuntimeOptions()
     check_context(header, options)
+    limits = Limits(max_sequences, latency_target_ms=latency_target_ms)
     native = NativeModel(path, mmap=options.mmap, mlock=options.mlock)
     with contextlib.ExitStack() as opened:
         opened.enter_context(native)
-        backend = opened.enter_context(NativeBackend(native, options, max_sequences=max_sequences))
-        loaded = Model(header, native, backend, load_ms=(time.perf_counter() - started_s) * 1e3)
+        # Beginnings of texts outlive their requests in sequences of their own, where those cost nothing.
+        kept = 0 if max_sequences == 1 or native.is_stateful else max_sequences
+        backend = opened.enter_context(NativeBackend(native, options, max_sequences=max_sequences + kept))
+        engine = Engine(
+            backend, NativeSamplerFactory(native.vocabulary), limits=limits, max_request_tokens=max_request_tokens
+        )
+        loaded = Model(header, native, backend, engine, load_ms=(time.perf_counter() - started_s) * 1e3)
         opened.pop_all()
     return loaded
 
@@ -74,13 +89,15 @@ class Model:
 
     kernels = "llama.cpp"
 
-    def __init__(self, header: Header, native: NativeModel, backend: NativeBackend, *, load_ms: float) -> None:
+    def __init__(
+        self, header: Header, native: NativeModel, backend: NativeBackend, engine: Engine, *, load_ms: float
+    ) -> None:
         self.header = header
         self.native = native
         self.backend = backend
         self.load_ms = load_ms
         self.vocabulary = vocabulary_of(header, native.vocabulary)
-        self.engine = Engine(backend, NativeSamplerFactory(native.vocabulary))
+        self.engine = engine
         self.sampling = _recommended_sampling(header)
         """The model's own recommendations over llama.cpp's defaults."""
         self.template = self._chat_template()
@@ -102,15 +119,9 @@ class Model:
         is no system prompt, it is continued as it stands. `max_tokens` None goes on until the model ends or the context
         is full. Raises ContextOverflowError before any work when the prompt does not fit.
         """
-        return AnswerStream(
-            self.engine,
-            self.vocabulary,
-            self.tokens(prompt, system=system, raw=raw),
-            params or self.sampling,
-            about=self._about,
-            max_tokens=max_tokens,
-            stop=stop,
-        )
+        tokens = self.tokens(prompt, system=system, raw=raw)
+        reply = Reply(self.engine, self.vocabulary, tokens, params or self.sampling, max_tokens=max_tokens, stop=stop)
+        return AnswerStream(self.engine, reply, self._about)
 
     def generate(self, prompt: str | Sequence[Message] | Tokens, **options: Any) -> Answer:
         """The whole answer at once; takes what `stream` takes."""

@@ -1,4 +1,4 @@
-"""Rows in llama-bench's five formats: md, json, jsonl, csv, sql."""
+"""Rows of a suite in llama-bench's five formats: md, json, jsonl, csv, sql."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import csv
 import io
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edgeinfer.errors import EdgeinferError
@@ -64,9 +65,67 @@ FIELDS: dict[str, str] = {
     "fraction_of_bandwidth": "REAL",
 }
 JSON_ONLY_FIELDS = ("samples_ns", "samples_ts")
-TABLE = "llama_bench"
 
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Of the table for people; numbers stand on the right."""
+
+    head: str
+    width: int
+    cell: Callable[[Row], str]
+    is_text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What a suite's rows hold."""
+
+    table: str
+    fields: dict[str, str]
+    """Names with their SQL types, in order."""
+    columns: tuple[Column, ...]
+
+
+def ms(value: float | None) -> str:
+    """Milliseconds for people."""
+    return "" if value is None else f"{value:.2f} ms"
+
+
+def model_columns() -> tuple[Column, ...]:
+    """What stands first in every table."""
+    return (
+        Column("model", 24, lambda row: row["model_type"], is_text=True),
+        Column("size", 10, lambda row: f"{row['model_size'] / 2**20:.2f} MiB"),
+        Column("params", 9, lambda row: f"{row['model_n_params'] / 1e6:.2f} M"),
+        Column("threads", 7, lambda row: str(row["n_threads"])),
+    )
+
+
+def _percent(fraction: float | None) -> str:
+    return "" if fraction is None else f"{100 * fraction:.0f} %"
+
+
+def _label(row: Row) -> str:
+    """`pp512`, `tg128 @ d4096`."""
+    name = f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}"
+    return name + (f" @ d{row['n_depth']}" if row["n_depth"] else "")
+
+
+THROUGHPUT = Schema(
+    "llama_bench",
+    FIELDS,
+    (
+        *model_columns(),
+        Column("test", 14, _label),
+        Column("t/s", 18, lambda row: f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}"),
+        Column("first token", 11, lambda row: ms(row["ttft_ms"])),
+        Column("per token", 10, lambda row: ms(row["itl_p50_ms"])),
+        Column("bandwidth", 9, lambda row: _percent(row["fraction_of_bandwidth"])),
+    ),
+)
 
 
 class Report(Protocol):
@@ -88,38 +147,26 @@ class Report(Protocol):
 class Markdown:
     """A table for people, a line as soon as it is measured."""
 
-    _HEAD = ("model", "size", "params", "threads", "test", "t/s", "first token", "per token", "bandwidth")
-    _WIDTHS = (24, 10, 9, 7, 14, 18, 11, 10, 9)
+    def __init__(self, schema: Schema = THROUGHPUT) -> None:
+        self._columns = schema.columns
 
     def begin(self) -> Iterator[str]:
         """The head."""
-        yield self._line(self._HEAD)
-        yield "| " + " | ".join("-" * w if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(self._WIDTHS)) + " |"
+        yield self._line([column.head for column in self._columns])
+        yield self._line(["-" * c.width if c.is_text else "-" * (c.width - 1) + ":" for c in self._columns])
 
     def row(self, row: Row) -> Iterator[str]:
         """A line."""
-        fraction = row["fraction_of_bandwidth"]
-        yield self._line(
-            (
-                row["model_type"],
-                f"{row['model_size'] / 2**20:.2f} MiB",
-                f"{row['model_n_params'] / 1e6:.2f} M",
-                str(row["n_threads"]),
-                test_label(row),
-                f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
-                _ms(row["ttft_ms"]),
-                _ms(row["itl_p50_ms"]),
-                "" if fraction is None else f"{100 * fraction:.0f} %",
-            )
-        )
+        yield self._line([column.cell(row) for column in self._columns])
 
     def end(self, error: EdgeinferError | None) -> Iterator[str]:
         """Nothing: the error goes to stderr."""
         yield from ()
 
-    def _line(self, cells: tuple[str, ...]) -> str:
+    def _line(self, cells: list[str]) -> str:
         padded = (
-            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, self._WIDTHS, strict=True))
+            cell.ljust(column.width) if column.is_text else cell.rjust(column.width)
+            for cell, column in zip(cells, self._columns, strict=True)
         )
         return "| " + " | ".join(padded) + " |"
 
@@ -127,7 +174,7 @@ class Markdown:
 class Json:
     """One array of rows; after a failure its last element is the error document."""
 
-    def __init__(self) -> None:
+    def __init__(self, schema: Schema = THROUGHPUT) -> None:
         self._held_back = ""  # the latest element, until it is known whether a comma follows
 
     def begin(self) -> Iterator[str]:
@@ -155,6 +202,9 @@ class Json:
 class JsonLines:
     """A row per line; after a failure a last line with the error document."""
 
+    def __init__(self, schema: Schema = THROUGHPUT) -> None:
+        """Rows say themselves what they hold."""
+
     def begin(self) -> Iterator[str]:
         """Nothing."""
         yield from ()
@@ -172,14 +222,17 @@ class JsonLines:
 class Csv:
     """A head and a line per row."""
 
+    def __init__(self, schema: Schema = THROUGHPUT) -> None:
+        self._fields = schema.fields
+
     def begin(self) -> Iterator[str]:
         """The names."""
-        yield ",".join(FIELDS)
+        yield ",".join(self._fields)
 
     def row(self, row: Row) -> Iterator[str]:
         """The values."""
         line = io.StringIO()
-        csv.writer(line, quoting=csv.QUOTE_NONNUMERIC, lineterminator="").writerow([row[name] for name in FIELDS])
+        csv.writer(line, quoting=csv.QUOTE_NONNUMERIC, lineterminator="").writerow([row[name] for name in self._fields])
         yield line.getvalue()
 
     def end(self, error: EdgeinferError | None) -> Iterator[str]:
@@ -190,14 +243,18 @@ class Csv:
 class Sql:
     """A table that SQLite reads, and an INSERT per row."""
 
+    def __init__(self, schema: Schema = THROUGHPUT) -> None:
+        self._table, self._fields = schema.table, schema.fields
+
     def begin(self) -> Iterator[str]:
         """The table."""
-        columns = ",\n".join(f"  {name} {kind}" for name, kind in FIELDS.items())
-        yield f"CREATE TABLE IF NOT EXISTS {TABLE} (\n{columns}\n);\n"
+        columns = ",\n".join(f"  {name} {kind}" for name, kind in self._fields.items())
+        yield f"CREATE TABLE IF NOT EXISTS {self._table} (\n{columns}\n);\n"
 
     def row(self, row: Row) -> Iterator[str]:
         """The INSERT."""
-        yield f"INSERT INTO {TABLE} ({', '.join(FIELDS)}) VALUES ({', '.join(_sql(row[name]) for name in FIELDS)});"
+        values = ", ".join(_sql(row[name]) for name in self._fields)
+        yield f"INSERT INTO {self._table} ({', '.join(self._fields)}) VALUES ({values});"
 
     def end(self, error: EdgeinferError | None) -> Iterator[str]:
         """Nothing."""
@@ -211,16 +268,6 @@ FORMATS: dict[str, type[Markdown | Json | JsonLines | Csv | Sql]] = {
     "csv": Csv,
     "sql": Sql,
 }
-
-
-def test_label(row: Row) -> str:
-    """`pp512`, `tg128 @ d4096`."""
-    name = f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}"
-    return name + (f" @ d{row['n_depth']}" if row["n_depth"] else "")
-
-
-def _ms(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f} ms"
 
 
 def _sql(value: Any) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeinfer.api.model import load
+from edgeinfer.api.model import Model, load
 from edgeinfer.bench import machine, roofline
 from edgeinfer.bench.measure import Runner, Samples, Trial
 from edgeinfer.bench.report import FIELDS, JSON_ONLY_FIELDS, Row
@@ -65,12 +65,7 @@ def _measure(
         samples = Runner(model.backend, bos=bos).run(test, repetitions)
         peak_rss_bytes = machine.peak_rss_bytes()
         header, threads, load_ms = model.header, model.backend.threads, model.load_ms
-        about: Row = {
-            "model_filename": str(path),
-            "model_type": model.native.description,
-            "model_size": header.tensor_nbytes,
-            "model_n_params": header.n_parameters,
-        }
+        about = machine_and_model(path, model)
     if threads not in bandwidths:
         bandwidths[threads] = roofline.memory_bandwidth_gbps(threads)
     ours: Row = {
@@ -81,17 +76,22 @@ def _measure(
     }
     settings = _settings(options) | {"n_threads": threads}
     shape: Row = {"n_prompt": test.n_prompt, "n_gen": test.n_gen, "n_depth": test.n_depth, "test_time": test_time}
-    found = _build() | about | settings | shape | _rates(test, samples) | ours
+    found = about | settings | shape | _rates(test, samples) | ours
     return {name: found[name] for name in (*FIELDS, *JSON_ONLY_FIELDS)}
 
 
-def _build() -> Row:
+def machine_and_model(path: str | Path, model: Model) -> Row:
+    """What every suite's rows begin with."""
     return {
         "build_commit": machine.library_build(),
         "build_number": 0,
         "cpu_info": machine.cpu_name(),
         "gpu_info": "",
         "backends": "CPU",
+        "model_filename": str(path),
+        "model_type": model.native.description,
+        "model_size": model.header.tensor_nbytes,
+        "model_n_params": model.header.n_parameters,
     }
 
 

@@ -10,7 +10,7 @@ import typer
 import typer.exceptions
 
 from edgeinfer import __version__
-from edgeinfer.cli import bench, console, convert, eval, imatrix, inspect, run, tokenize
+from edgeinfer.cli import batch, bench, console, convert, eval, imatrix, inspect, run, tokenize
 from edgeinfer.cli.interrupt import Terminated, prepare_signals
 from edgeinfer.errors import EdgeinferError, InterruptedByUser, ResourceError, UsageError, last_words
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 # One line per command, in the order of the help.
 app.command("convert")(convert.command)
 app.command("run")(run.command)
+app.command("batch")(batch.command)
 app.command("bench")(bench.command)
 app.command("eval")(eval.command)
 app.command("imatrix")(imatrix.command)

@@ -1,4 +1,4 @@
-"""`edgeinfer bench`: llama-bench's tests through this program's own engine room."""
+"""`edgeinfer bench`: llama-bench's tests through this program's own engine room, and many requests at a time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,30 @@ from edgeinfer.errors import EdgeinferError, InterruptedByUser, UsageError, last
 from edgeinfer.options import RuntimeOptions
 
 _FORMATS = ("md", "json", "jsonl", "csv", "sql")
+_SUITES = ("throughput", "batch", "prefix")
+# What a suite measures unless told otherwise: prompt lengths, answer lengths.
+_LENGTHS = {"throughput": ("512", "128"), "batch": ("128", "32"), "prefix": ("512", "32")}
+_WIDTHS = {"batch": "1,2,4,8,16,32", "prefix": "32"}
+
+
+def _default(index: int) -> str:
+    return "; ".join(f"{suite} {lengths[index]}" for suite, lengths in _LENGTHS.items())
 
 
 def command(
     models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help=".gguf files, or directories with one.")],
-    n_prompt: Annotated[str, typer.Option("-p", "--n-prompt", help="Prompt lengths, comma-separated.")] = "512",
-    n_gen: Annotated[str, typer.Option("-n", "--n-gen", help="Generation lengths.")] = "128",
+    suite: Annotated[str, typer.Option("--suite", help=", ".join(_SUITES))] = "throughput",
+    n_prompt: Annotated[
+        str, typer.Option("-p", "--n-prompt", help=f"Prompt lengths, comma-separated [default: {_default(0)}].")
+    ] = "",
+    n_gen: Annotated[str, typer.Option("-n", "--n-gen", help=f"Generation lengths [default: {_default(1)}].")] = "",
     n_depth: Annotated[str, typer.Option("-d", "--n-depth", help="Tokens that are there before, untimed.")] = "0",
-    repetitions: Annotated[int, typer.Option("-r", "--repetitions", help="How often each test is repeated.")] = 5,
+    repetitions: Annotated[
+        int, typer.Option("-r", "--repetitions", help="How often each test of throughput is repeated.")
+    ] = 5,
+    parallel: Annotated[
+        str, typer.Option("-npl", "--parallel", help="Requests at a time, for batch (1 to 32) and prefix (32).")
+    ] = "",
     output: Annotated[str, typer.Option("-o", "--output", help=", ".join(_FORMATS))] = "md",
     threads: Annotated[str, typer.Option("-t", "--threads", help="Thread counts [default: physical cores].")] = "",
     batch_size: Annotated[
@@ -39,12 +55,16 @@ def command(
     no_mmap: NoMmap = False,
     mlock: Mlock = DEFAULTS.mlock,
 ) -> None:
-    """Measure prompt processing and generation: llama-bench's tests, method and field names."""
+    """Measure prompt processing and generation: llama-bench's tests, method and field names.
+
+    The suites batch (llama-batched-bench's names) and prefix (requests with a common beginning of -p tokens: nothing in
+    common, computed first, there already) run many requests at a time.
+    """
     if output not in _FORMATS:
         raise UsageError(f"-o is {output!r}", f"one of {', '.join(_FORMATS)}")
-    with _printer(output) as print_row:
-        from edgeinfer.bench import throughput
-
+    if suite not in _SUITES:
+        raise UsageError(f"--suite is {suite!r}", f"one of {', '.join(_SUITES)}")
+    with _printer(output, suite) as print_row:
         options = RuntimeOptions(
             batch_size=batch_size,
             ubatch_size=ubatch_size,
@@ -54,23 +74,35 @@ def command(
             mmap=not no_mmap,
             mlock=mlock,
         )
-        suite = throughput.Suite(
-            n_prompt=_numbers("-p", n_prompt),
-            n_gen=_numbers("-n", n_gen),
-            n_depth=_numbers("-d", n_depth),
-            threads=_numbers("-t", threads) if threads else (None,),
-            repetitions=repetitions,
-        )
-        for row in throughput.run(models, suite, options):
+        prompts = _numbers("-p", n_prompt or _LENGTHS[suite][0])
+        answers = _numbers("-n", n_gen or _LENGTHS[suite][1])
+        thread_counts = _numbers("-t", threads) if threads else (None,)
+        rows: Iterator[dict[str, Any]]
+        if suite == "throughput":
+            from edgeinfer.bench import throughput
+
+            tests = throughput.Suite(prompts, answers, _numbers("-d", n_depth), thread_counts, repetitions)
+            rows = throughput.run(models, tests, options)
+        else:
+            from edgeinfer.bench import batching
+
+            widths = batching.Suite(prompts, answers, _numbers("--parallel", parallel or _WIDTHS[suite]), thread_counts)
+            rows = {"batch": batching.run_batch, "prefix": batching.run_prefix}[suite](models, widths, options)
+        for row in rows:
             print_row(row)
 
 
 @contextmanager
-def _printer(output: str) -> Iterator[Callable[[dict[str, Any]], None]]:
+def _printer(output: str, suite: str) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Prints rows as they come, and after a failure what makes the whole valid."""
-    from edgeinfer.bench.report import FORMATS
+    from edgeinfer.bench.report import FORMATS, THROUGHPUT
 
-    format_ = FORMATS[output]()
+    schema = THROUGHPUT
+    if suite != "throughput":
+        from edgeinfer.bench import batching
+
+        schema = {"batch": batching.BATCH, "prefix": batching.PREFIX}[suite]
+    format_ = FORMATS[output](schema)
 
     writing = threading.Lock()
 

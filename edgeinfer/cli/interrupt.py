@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from edgeinfer.cli import console
+from edgeinfer.errors import InterruptedByUser
+
 _ASK_AGAIN_S = 0.02
 
 
@@ -87,3 +90,15 @@ def on_interrupt(stop: Callable[[int], None]) -> Iterator[list[int]]:
 def interrupted_by(number: int) -> str:
     """What an error says of the signal that ended the work."""
     return "interrupted" if number == signal.SIGINT else "terminated"
+
+
+@contextmanager
+def ending_at_once(*, as_json: bool = False) -> Iterator[None]:
+    """Within the block, a signal ends the program at once: there is no answer yet, and nothing to clean up."""
+
+    def leave(number: int) -> None:
+        error = InterruptedByUser(f"{interrupted_by(number)} before the answer began")
+        console.fail_at_once(error, as_json=as_json, code=128 + number)
+
+    with on_interrupt(leave):
+        yield

@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgeinfer.cli import console, inputs
-from edgeinfer.cli.interrupt import interrupted_by, on_interrupt
+from edgeinfer.cli.interrupt import ending_at_once, on_interrupt
 from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap
-from edgeinfer.errors import InterruptedByUser, UsageError
-from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams
+from edgeinfer.errors import UsageError
+from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams, parse_logit_bias
 
 if TYPE_CHECKING:  # the heavy parts are imported when there is something to run
     from edgeinfer.api.model import Model
@@ -123,7 +121,7 @@ def command(
         "xtc_threshold": xtc_threshold,
         "mirostat": mirostat,
         "seed": None if seed == -1 else seed,
-        "logit_bias": tuple(map(_bias, logit_bias)) if logit_bias else None,
+        "logit_bias": tuple(map(parse_logit_bias, logit_bias)) if logit_bias else None,
         "ignore_eos": ignore_eos or None,
     }
     flags = {name: value for name, value in given.items() if value is not None}
@@ -137,7 +135,7 @@ def command(
     if text is None and (raw or as_json or not sys.stdout.isatty()):
         raise UsageError("there is no prompt", "give PROMPT, -f FILE or piped input")
 
-    with _ending_at_once(as_json=as_json):
+    with ending_at_once(as_json=as_json):
         loaded = _load(model, options, verbose=verbose)
     if options.ctx_size and options.ctx_size > loaded.native.n_ctx_train:
         console.note(f"note: -c {options.ctx_size} exceeds the training context of {loaded.native.n_ctx_train} tokens")
@@ -147,7 +145,7 @@ def command(
 
         chat.run(loaded, system=system, params=params, max_tokens=max_tokens, stop=stop or ())
         console.leave(0)
-    with _ending_at_once(as_json=as_json):  # a long text takes its time to become tokens
+    with ending_at_once(as_json=as_json):  # a long text takes its time to become tokens
         stream = loaded.stream(text, system=system, raw=raw, params=params, max_tokens=max_tokens, stop=stop or ())
     console.leave(_show(loaded, stream, as_json=as_json))
 
@@ -167,18 +165,6 @@ def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> int:
     else:
         output.end()
     return 128 + signals[0] if stream.answer.finish_reason == "interrupted" else 0
-
-
-@contextmanager
-def _ending_at_once(*, as_json: bool) -> Iterator[None]:
-    """Within the block, a signal ends the program at once: there is no answer yet, and nothing to clean up."""
-
-    def leave(number: int) -> None:
-        error = InterruptedByUser(f"{interrupted_by(number)} before the answer began")
-        console.fail_at_once(error, as_json=as_json, code=128 + number)
-
-    with on_interrupt(leave):
-        yield
 
 
 def _load(model: str, options: RuntimeOptions, *, verbose: bool) -> Model:
@@ -212,15 +198,3 @@ def _system(system: str | None, file: Path | None) -> str | None:
     if system is not None:
         inputs.argument(system, "the system prompt")
     return inputs.file(file) if file else system
-
-
-def _bias(text: str) -> tuple[int, float]:
-    """`ID+BIAS` or `ID-BIAS`, llama.cpp's way; `ID-inf` forbids a token."""
-    for sign in "+-":
-        token, found, value = text.partition(sign)
-        if found and token.isdigit():
-            try:
-                return int(token), float(sign + value)
-            except ValueError:
-                break
-    raise UsageError(f"--logit-bias {text!r} is not ID+BIAS or ID-BIAS", "for example 42-inf or 42+1.5")

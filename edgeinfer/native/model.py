@@ -66,6 +66,11 @@ class NativeModel:
         """The context length that the model was trained with."""
         return int(llama.llama_model_n_ctx_train(self.handle)) % 2**32  # an unsigned number in the file
 
+    @property
+    def is_stateful(self) -> bool:
+        """Whether a sequence is a state with memory of its own (recurrent, hybrid), not cells of the KV cache."""
+        return bool(llama.llama_model_is_recurrent(self.handle) or llama.llama_model_is_hybrid(self.handle))
+
     def close(self) -> None:
         """Free the weights; contexts over them must be closed before."""
         if self._handle is not None:

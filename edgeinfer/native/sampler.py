@@ -32,6 +32,8 @@ class NativeSamplerFactory:
     def __init__(self, vocabulary: NativeVocabulary) -> None:
         self._vocabulary = vocabulary
         self._suppressed = vocabulary.suppressed_tokens()
+        # Megabytes for a large vocabulary, needed only while a token is chosen: all chains of an engine share them.
+        self._candidates = _Candidates(vocabulary.n_tokens)
 
     def __call__(self, params: SamplingParams) -> Sampler:
         """Build the chain that `params` describes. Raises UsageError for a biased token that does not exist."""
@@ -42,7 +44,7 @@ class NativeSamplerFactory:
         chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
         for sampler in self._links(params, seed, biases):
             llama.llama_sampler_chain_add(chain, sampler)
-        return ChainSampler(chain, self._vocabulary.n_tokens, seed)
+        return ChainSampler(chain, self._candidates, seed)
 
     def _biases(self, params: SamplingParams) -> list[tuple[int, float]]:
         for token, _ in params.logit_bias:
@@ -148,15 +150,34 @@ class GreedySampler:
         """Greedy choice has no history."""
 
 
+class _Candidates:
+    """The array that the samplers sort and thin out; made when first needed, for greedy choice never needs it."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self._n_vocab = n_vocab
+        self._ids = np.empty(0, np.int32)
+        self._array = np.empty(0, _CANDIDATE)
+        self._pointer: Any = None
+
+    def fill(self, logits: NDArray[np.float32]) -> Any:
+        """The library's structure over one row of logits."""
+        if self._pointer is None:
+            self._ids = np.arange(self._n_vocab, dtype=np.int32)
+            self._array = np.zeros(self._n_vocab, _CANDIDATE)
+            self._pointer = self._array.ctypes.data_as(llama.llama_token_data_p)
+        # Ids too: the samplers sort the candidates in place.
+        self._array["id"] = self._ids
+        self._array["logit"] = logits
+        return llama.llama_token_data_array(self._pointer, self._n_vocab, -1, False)
+
+
 class ChainSampler:
     """A chain of the library's samplers over an array of candidates that is filled from a row of logits."""
 
-    def __init__(self, chain: Any, n_vocab: int, seed: int) -> None:
+    def __init__(self, chain: Any, candidates: _Candidates, seed: int) -> None:
         self._chain = chain
         self._seed = seed
-        self._ids = np.arange(n_vocab, dtype=np.int32)
-        self._candidates = np.zeros(n_vocab, _CANDIDATE)
-        self._pointer = self._candidates.ctypes.data_as(llama.llama_token_data_p)
+        self._candidates = candidates
         weakref.finalize(self, llama.llama_sampler_free, chain)
 
     @property
@@ -166,10 +187,7 @@ class ChainSampler:
 
     def sample(self, logits: NDArray[np.float32]) -> int:
         """Choose a token from one row of logits of shape `(n_vocab,)`; does not change the history."""
-        # Ids too: the samplers sort the candidates in place.
-        self._candidates["id"] = self._ids
-        self._candidates["logit"] = logits
-        array = llama.llama_token_data_array(self._pointer, len(self._ids), -1, False)
+        array = self._candidates.fill(logits)
         llama.llama_sampler_apply(self._chain, ctypes.byref(array))
         if not 0 <= array.selected < array.size:
             raise _not_a_number()

@@ -25,11 +25,10 @@ class About:
     load_ms: float
 
 
-class AnswerStream:
-    """Iterate for the pieces of text; `answer` is there when the iteration has ended.
+class Reply:
+    """One request's text, from its tokens: feed it after every step of the engine.
 
-    The request is queued at once, so what is wrong with it is raised here, before any work. A consumer that stops
-    early ends the request.
+    The request is queued at once, so what is wrong with it is raised here, before any work.
     """
 
     def __init__(
@@ -39,25 +38,71 @@ class AnswerStream:
         prompt: Tokens,
         params: SamplingParams,
         *,
-        about: About,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
+        priority: int = 0,
+        deadline_ms: float | None = None,
     ) -> None:
         self._engine = engine
         self._vocabulary = vocabulary
-        self._about = about
         self._text = TextStream(stop)
+        self._seen = len(prompt)
+        self.generation = engine.submit(
+            Request(
+                next(_request_ids),
+                prompt,
+                params,
+                # The context ends every answer; a number that no context reaches stands for "no limit".
+                max_tokens=2**31 - 1 if max_tokens is None else max_tokens,
+                end_tokens=vocabulary.end_tokens,
+                priority=priority,
+                deadline_ms=deadline_ms,
+            )
+        )
+        self.finish_reason: FinishReason | None = None
+
+    def read(self) -> Iterator[str]:
+        """The text that has become certain since the last call. Sets `finish_reason` when it was the last.
+
+        A stop string ends the request too: the engine knows no text.
+        """
+        generation = self.generation
+        while self._seen < len(generation.tokens) and not self._text.stopped:
+            piece = self._vocabulary.piece(generation.tokens[self._seen])
+            self._seen += 1
+            if text := self._text.feed(piece):
+                yield text
+        if not self._text.stopped and generation.finish_reason is None:
+            return
+        if rest := self._text.finish():
+            yield rest
+        self._engine.cancel(generation.request.id)
+        self.finish_reason = "stop" if self._text.stopped else generation.finish_reason
+
+    def cancel(self) -> None:
+        """End the request now, if it has not ended."""
+        if self.finish_reason is None:
+            self._engine.cancel(self.generation.request.id)
+            self.finish_reason = "interrupted"
+
+    @property
+    def tokens(self) -> list[int]:
+        """The answer's tokens so far, with the end token if there was one."""
+        return self.generation.tokens[self.generation.prompt_tokens :]
+
+
+class AnswerStream:
+    """Iterate for the pieces of text; `answer` is there when the iteration has ended.
+
+    A consumer that stops early ends the request.
+    """
+
+    def __init__(self, engine: Engine, reply: Reply, about: About) -> None:
+        self._engine = engine
+        self._reply = reply
+        self._about = about
         self._shown: list[str] = []
         self._answer: Answer | None = None
-        request = Request(
-            next(_request_ids),
-            prompt,
-            params,
-            # The context ends every answer; a number that no context reaches stands for "no limit".
-            max_tokens=2**31 - 1 if max_tokens is None else max_tokens,
-            end_tokens=vocabulary.end_tokens,
-        )
-        self._generation = engine.submit(request)
 
     @property
     def answer(self) -> Answer:
@@ -69,47 +114,36 @@ class AnswerStream:
     def cancel(self) -> None:
         """End the request now; `answer` is what there is of it. Does nothing when it has ended."""
         if self._answer is None:
-            self._engine.cancel(self._generation.request.id)
-            self._answer = self._assemble("interrupted")
+            self._reply.cancel()
+            self._assemble()
 
     @property
     def tokens(self) -> list[int]:
         """The answer's tokens so far, with the end token if there was one."""
-        return self._generation.tokens[self._generation.prompt_tokens :]
+        return self._reply.tokens
 
     def __iter__(self) -> Iterator[str]:
         """Run the engine until this request ends."""
-        generation, vocabulary = self._generation, self._vocabulary
-        seen = generation.prompt_tokens
         try:
-            while not self._text.stopped:
-                for token in generation.tokens[seen:]:
-                    seen += 1
-                    yield from self._show(self._text.feed(vocabulary.piece(token)))
-                if generation.finish_reason is not None:
-                    break
-                self._engine.step()
-            rest = self._text.finish()
-            yield from self._show(rest)
-            self._engine.cancel(generation.request.id)  # a stop string ends the text, and the engine knows no text
-            self._answer = self._assemble("stop" if self._text.stopped else generation.finish_reason or "stop")
+            while self._reply.finish_reason is None:
+                for text in self._reply.read():
+                    self._shown.append(text)
+                    yield text
+                if self._reply.finish_reason is None:
+                    self._engine.step()
+            self._assemble()
         finally:
             self.cancel()
 
-    def _show(self, text: str) -> Iterator[str]:
-        if text:
-            self._shown.append(text)
-            yield text
-
-    def _assemble(self, reason: FinishReason) -> Answer:
-        generation = self._generation
-        text, seed = "".join(self._shown), generation.sampler.seed
-        return Answer(
+    def _assemble(self) -> None:
+        generation, reason = self._reply.generation, self._reply.finish_reason
+        assert reason is not None
+        self._answer = Answer(
             self._about.model,
             self._about.kernels,
-            text,
+            "".join(self._shown),
             reason,
-            seed,
+            generation.sampler.seed,
             generation.usage,
             _timings(generation, self._about.load_ms),
         )
@@ -121,7 +155,7 @@ def _timings(generation: Generation, load_ms: float) -> Timings:
     prefilled_s = generation.prefilled_s or finished_s
     first_s = generation.first_token_s or finished_s
     decode_s = finished_s - first_s
-    decoded = max(0, generation.completion_tokens - 1)
+    decoded = max(0, generation.n_answered - 1)
     return Timings(
         load_ms=load_ms,
         prefill_ms=(prefilled_s - generation.submitted_s) * 1e3,

@@ -1,96 +1,116 @@
-"""The one generation loop: many requests, ragged batches, one forward pass a step.
+"""The one engine: many requests, ragged batches, one forward pass a step.
 
-Knows tokens and nothing of text. Works on any `types.Backend`; every answer is the same whether its request
-runs alone or with others, cold or over tokens that an earlier one left in the KV cache.
+Knows tokens and nothing of text. Works on any `types.Backend`; every answer is the same whether its request runs alone
+or with others, at once or in between, cold or over tokens that somebody computed before.
+
+The scheduler decides whose tokens run, the residency keeps what the KV cache holds; here it is done. A request's row of
+a step may hold more tokens than one: what is known is committed, and whatever else the cache then holds of the sequence
+is cut off by `Residency.cut`.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from edgeinfer.errors import ContextOverflowError, EdgeinferError, UsageError
-from edgeinfer.runtime.request import Generation, Slot, Step
-from edgeinfer.types import Backend, FinishReason, KVOp, Logits, Refusal, Request, Row, SamplerFactory, TokenEvent
-
-PREFILL_CHUNK = 512
-"""Prompt tokens of one request per step: what an abort can lose, and what others wait for."""
-
-
-def next_rows(active: Sequence[Generation], budget: int, chunk: int = PREFILL_CHUNK) -> Step:
-    """Which tokens to run now: those that decode first, then prompts in the order of their arrival.
-
-    At most `budget` tokens in all and `chunk` of one request. A row asks for logits where the request's known
-    tokens end, for there the next one is chosen.
-    """
-    rows: list[Row] = []
-    chosen: list[Generation] = []
-    for generation in sorted(active, key=lambda g: g.remaining > 1) if len(active) > 1 else active:
-        length = min(generation.remaining, chunk, budget)
-        if length == 0:
-            break
-        budget -= length
-        start = generation.n_computed
-        assert generation.seq_id is not None
-        tokens = np.array(generation.tokens[start : start + length], np.int32)
-        rows.append(Row(generation.seq_id, tokens, start, length - (length == generation.remaining)))
-        chosen.append(generation)
-    return Step(tuple(rows), tuple(chosen))
+from edgeinfer.cache.radix import common_length
+from edgeinfer.errors import ContextOverflowError, UsageError
+from edgeinfer.runtime.request import Generation
+from edgeinfer.runtime.residency import Residency
+from edgeinfer.runtime.swap import Swap
+from edgeinfer.scheduling.policy import MIN_SHARED_TOKENS, Limits, Pace
+from edgeinfer.scheduling.scheduler import Cached, Scheduler
+from edgeinfer.types import (
+    Backend,
+    FinishReason,
+    Logits,
+    PrefixCache,
+    Refusal,
+    Request,
+    Row,
+    SamplerFactory,
+    TokenEvent,
+)
 
 
 class Engine:
     """Requests in, token events out. One thread calls it; only `interrupt` may come from another."""
 
     def __init__(
-        self, backend: Backend, make_sampler: SamplerFactory, clock: Callable[[], float] = time.perf_counter
+        self,
+        backend: Backend,
+        make_sampler: SamplerFactory,
+        prefix_cache: PrefixCache | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        limits: Limits | None = None,
+        max_request_tokens: int | None = None,
     ) -> None:
         self._backend = backend
         self._make_sampler = make_sampler
         self._clock = clock
-        self._slots = [Slot(seq_id) for seq_id in range(backend.capabilities.max_sequences)]
-        self._waiting: deque[Generation] = deque()
-        self._active: list[Generation] = []  # in the order of admission
-        self._steps = 0
+        self._max_tokens = min(backend.n_ctx, max_request_tokens or backend.n_ctx)
+        self._residency = Residency(backend, prefix_cache)
+        self.pace = Pace()
+        self._swap = Swap(self._residency, self.pace, clock)
+        self._scheduler: Scheduler[Generation] = Scheduler(_clamp(limits, backend), self.pace)
+        self._new_answers: list[Generation] = []
         self._interrupted = False
         self._interrupt_lock = threading.Lock()
 
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
-        return bool(self._active or self._waiting)
+        return bool(self._scheduler.running or self._scheduler.waiting)
+
+    @property
+    def limits(self) -> Limits:
+        """What the scheduler may do on this backend."""
+        return self._scheduler.limits
 
     def submit(self, request: Request) -> Generation:
         """Queue a request; its events carry its `id`, the result keeps what it costs.
 
-        Raises ContextOverflowError when prompt and one token do not fit, UsageError when there is nothing to do.
+        Raises ContextOverflowError when prompt and one token do not fit, UsageError when there is nothing to do,
+        OverloadError when too many requests wait.
         """
-        n_prompt, n_ctx = len(request.tokens), self._backend.n_ctx
+        n_prompt = len(request.tokens)
         if n_prompt == 0:
             raise UsageError("the prompt is empty", "give at least one token")
         if request.max_tokens < 1:
             raise UsageError(f"max_tokens is {request.max_tokens}", "ask for at least one token")
-        if n_prompt >= n_ctx:
+        if n_prompt >= self._max_tokens:
             raise ContextOverflowError(
-                f"the prompt has {n_prompt} tokens, the context holds {n_ctx}",
+                f"the prompt has {n_prompt} tokens, the context holds {self._max_tokens}",
                 f"raise the context size (-c {n_prompt + 256} or more) or shorten the prompt",
             )
         sampler = self._make_sampler(request.params)
         tokens: list[int] = request.tokens.tolist()
         for token in tokens:
             sampler.accept(token)
-        generation = Generation(request, sampler, tokens, submitted_s=self._clock())
+        now_s = self._clock()
+        generation = Generation(
+            request=request,
+            sampler=sampler,
+            tokens=tokens,
+            prompt_tokens=n_prompt,
+            max_tokens=request.max_tokens,
+            arrived_s=now_s,
+            priority=request.priority,
+            deadline_s=None if request.deadline_ms is None else now_s + request.deadline_ms / 1e3,
+        )
         if not self.has_work:
             self._clear_interrupt()  # an interrupt of something that had already ended is void
-        self._waiting.append(generation)
+        self._scheduler.enqueue(generation)
         return generation
 
     def cancel(self, request_id: int) -> None:
         """Forget a request; what it computed stays for others to reuse. Unknown ids are ignored."""
-        for generation in [*self._active, *self._waiting]:
+        for generation in [*self._scheduler.running, *self._scheduler.waiting]:
             if generation.request.id == request_id:
                 self._finish(generation, "interrupted")
 
@@ -104,32 +124,48 @@ class Engine:
         """One forward pass over whatever is due; returns what it brought, possibly nothing."""
         if self._interrupted:
             return self._finish_all_interrupted()
-        self._steps += 1
-        self._admit()
-        step = next_rows(self._active, self._backend.max_batch_tokens)
-        if not step.rows:
+        while self._new_answers:  # now that their first tokens have been shown
+            self._remember(self._new_answers.pop())
+        started_s = self._clock()
+        if self._scheduler.waiting:
+            self._admit(started_s)
+        planned = self._plan(started_s)
+        if not planned:
             return []
-        result = self._backend.forward(step.rows)
+        rows = [_row(generation, length) for generation, length in planned]
+        n_tokens = sum(length for _, length in planned)
+        self._residency.reserve(n_tokens)
+        result = self._backend.forward(rows)
         if result is Refusal.ABORTED:
-            for row in step.rows:
-                self._trim(self._slots[row.seq_id], row.pos0)
+            for generation, _ in planned:
+                assert generation.seq_id is not None
+                generation.n_computed = self._residency.cut(generation.seq_id, generation.n_computed)
             return self._finish_all_interrupted()
         if isinstance(result, Refusal):
-            return self._make_room()
-        return self._commit(step, result)
+            return self._shrink(n_tokens)
+        n_decoding = sum(length == 1 for _, length in planned)
+        self.pace.observe_step(n_decoding, n_tokens - n_decoding, self._clock() - started_s)
+        return self._commit(planned, result)
 
-    def _commit(self, step: Step, logits: Logits) -> list[TokenEvent]:
+    def _plan(self, now_s: float) -> list[tuple[Generation, int]]:
+        """Whose tokens run now. Where the running requests have no room to grow, the least important one gives way."""
+        scheduler = self._scheduler
+        while scheduler.lacks_room(self._residency.n_free):
+            self._preempt(scheduler.victim(now_s))
+        return scheduler.rows(now_s, self._residency.n_free)
+
+    def _commit(self, planned: list[tuple[Generation, int]], logits: Logits) -> list[TokenEvent]:
         """Note what is resident now, and choose a token wherever the known ones are all computed."""
         events = []
         index = 0
-        for row, generation in zip(step.rows, step.generations, strict=True):
-            slot = self._slots[row.seq_id]
-            slot.tokens.extend(row.tokens.tolist())
-            slot.last_used = self._steps
-            generation.n_computed += len(row.tokens)
-            if row.n_logits:
+        for generation, length in planned:
+            start = generation.n_computed
+            assert generation.seq_id is not None
+            self._residency.computed(generation.seq_id, generation.tokens[start : start + length])
+            generation.n_computed = start + length
+            if generation.remaining == 0:
                 events.append(self._sample(generation, logits, index))
-                index += row.n_logits
+                index += 1
         return events
 
     def _sample(self, generation: Generation, logits: Logits, index: int) -> TokenEvent:
@@ -139,12 +175,13 @@ class Engine:
         token = generation.sampler.sample(logits[index])
         if generation.first_token_s is None:
             generation.first_token_s = self._clock()
+            self._new_answers.append(generation)
         generation.sampler.accept(token)
         generation.tokens.append(token)
         reason: FinishReason | None = None
         if token in request.end_tokens:
             reason = "stop"
-        elif generation.completion_tokens >= request.max_tokens or len(generation.tokens) > self._backend.n_ctx:
+        elif generation.n_answered >= request.max_tokens or len(generation.tokens) > self._max_tokens:
             reason = "length"
         if reason:
             self._finish(generation, reason)
@@ -153,16 +190,24 @@ class Engine:
     def _finish(self, generation: Generation, reason: FinishReason) -> None:
         generation.finish_reason = reason
         generation.finished_s = self._clock()
-        if generation.seq_id is None:
-            self._waiting.remove(generation)
-        else:
-            self._active.remove(generation)
-            self._slots[generation.seq_id].owner = None
+        self._swap.drop(generation)
+        self._scheduler.forget(generation)
+        if reason != "interrupted":
+            self.pace.observe_answer(generation.n_answered)
+        if generation.seq_id is not None:
+            self._remember(generation)
+            self._residency.release(generation.seq_id)
             generation.seq_id = None
+
+    def _remember(self, generation: Generation) -> None:
+        """Let the prefix cache have the prompt, once, as far as it is computed."""
+        if generation.seq_id is not None and not generation.remembered:
+            generation.remembered = True
+            self._residency.remember(generation.seq_id, generation.request.tokens[: generation.n_computed])
 
     def _finish_all_interrupted(self) -> list[TokenEvent]:
         self._clear_interrupt()
-        unfinished = [*self._active, *self._waiting]
+        unfinished = [*self._scheduler.running, *self._scheduler.waiting]
         for generation in unfinished:
             self._finish(generation, "interrupted")
         return [TokenEvent(g.request.id, (), finish_reason="interrupted") for g in unfinished]
@@ -172,61 +217,71 @@ class Engine:
             self._interrupted = False
             self._backend.clear_abort()
 
-    def _admit(self) -> None:
-        """Give waiting requests a sequence, first come first served, while the KV cache has room for their tokens."""
-        while self._waiting:
-            free = [slot for slot in self._slots if slot.owner is None]
-            needed = len(self._waiting[0].tokens) + 1
-            held = sum(len(g.tokens) for g in self._active)
-            if not free or (self._active and held + needed > self._backend.n_ctx):
+    def _admit(self, now_s: float) -> None:
+        """Give waiting requests a sequence, as long as the scheduler lets one in."""
+        scheduler, residency = self._scheduler, self._residency
+        lowest = scheduler.outranked(now_s)
+        if lowest is not None:
+            self._preempt(lowest)
+        # For all at once: who is let in changes little of it, and it takes a while for many long prompts.
+        resident = {id(g): residency.resident(g.tokens) for g in scheduler.waiting} if scheduler.has_place else {}
+
+        def cached(generation: Generation) -> Cached:
+            return self._cached(generation, resident[id(generation)])
+
+        while residency.has_sequence:
+            generation = scheduler.choose(now_s, cached, residency.n_free)
+            if generation is None:
                 return
-            generation = self._waiting.popleft()
-            slot = max(free, key=lambda s: (self._reusable(s, generation), not s.tokens, -s.last_used))
-            reused = self._trim(slot, self._reusable(slot, generation))
-            if not generation.admitted:
-                generation.cached_tokens, generation.admitted = reused, True
-            generation.n_computed, generation.seq_id = reused, slot.seq_id
-            slot.owner = generation
-            self._active.append(generation)
+            scheduler.start(generation)
+            generation.seq_id, generation.n_computed = residency.open(generation.tokens)
+            self._swap.restore(generation)
+            if generation.cached_tokens is None:
+                generation.cached_tokens = generation.n_computed
 
-    def _reusable(self, slot: Slot, generation: Generation) -> int:
-        """How many of the request's tokens the slot holds in front; the last is always run again, for its logits."""
-        most = min(len(slot.tokens), len(generation.tokens) - 1)
-        same = np.array(slot.tokens[:most]) == np.array(generation.tokens[:most])
-        length = most if same.all() else int(same.argmin())
-        if not self._backend.capabilities.can_trim and length < len(slot.tokens):
-            return 0
-        return length
+    def _cached(self, generation: Generation, resident: int) -> Cached:
+        """What a waiting request will find, now and when those that are being prefilled are done."""
+        tokens, coming = generation.tokens, resident
+        next_ones = tokens[resident : resident + MIN_SHARED_TOKENS]
+        if self._residency.shares:
+            for other in self._scheduler.running:
+                # The whole is compared only where it goes on the same way: there may be many, and long ones.
+                if other.remaining > 1 and other.tokens[resident : resident + MIN_SHARED_TOKENS] == next_ones:
+                    coming = max(coming, common_length(other.tokens, tokens, 0, len(tokens) - 1))
+        return Cached(resident, coming)
 
-    def _trim(self, slot: Slot, length: int) -> int:
-        """Forget what the slot holds from position `length` on; where that cannot be, all of it. Returns what is left.
+    def _preempt(self, generation: Generation) -> None:
+        """A running request waits again."""
+        assert generation.seq_id is not None
+        self._swap.save(generation)
+        self._residency.release(generation.seq_id)
+        generation.seq_id, generation.n_computed = None, 0
+        self._scheduler.suspend(generation)
 
-        Removes without looking at `slot.tokens`: after an abort the backend may hold more than was committed.
-        """
-        if length and not self._backend.apply(KVOp("remove", slot.seq_id, slot.seq_id, length, -1)):
-            length = 0
-        if length == 0 and not self._backend.apply(KVOp("remove", slot.seq_id, slot.seq_id, 0, -1)):
-            raise EdgeinferError(f"the backend does not forget sequence {slot.seq_id}")
-        del slot.tokens[length:]
-        return length
-
-    def _make_room(self) -> list[TokenEvent]:
-        """The KV cache is full: drop what only waits to be reused, else put the youngest request back into the queue.
+    def _shrink(self, n_tokens: int) -> list[TokenEvent]:
+        """The backend has less room than was counted: from now on that is counted, and the next step fits into it.
 
         A request that is alone and finds no room has filled the context: it ends there.
         """
-        idle = [slot for slot in self._slots if slot.owner is None and slot.tokens]
-        if idle:
-            self._trim(min(idle, key=lambda s: s.last_used), 0)
+        self._residency.refused(n_tokens)
+        if len(self._scheduler.running) > 1 or self._residency.n_free > 0:
             return []
-        youngest = self._active[-1]
-        assert youngest.seq_id is not None
-        self._trim(self._slots[youngest.seq_id], 0)
-        if len(self._active) == 1:
-            self._finish(youngest, "length")
-            return [TokenEvent(youngest.request.id, (), finish_reason="length")]
-        self._active.pop()
-        self._slots[youngest.seq_id].owner = None
-        youngest.seq_id, youngest.n_computed = None, 0
-        self._waiting.appendleft(youngest)
-        return []
+        (generation,) = self._scheduler.running
+        self._finish(generation, "length")
+        return [TokenEvent(generation.request.id, (), finish_reason="length")]
+
+
+def _row(generation: Generation, length: int) -> Row:
+    """The next `length` tokens; logits where the known ones end, for there the next one is chosen."""
+    start = generation.n_computed
+    tokens = np.array(generation.tokens[start : start + length], np.int32)
+    assert generation.seq_id is not None
+    return Row(generation.seq_id, tokens, start, length - (length == generation.remaining))
+
+
+def _clamp(limits: Limits | None, backend: Backend) -> Limits:
+    """The limits on this backend: no more requests than sequences, no more tokens than a pass takes."""
+    limits = limits or Limits(max_running=backend.capabilities.max_sequences)
+    max_step_tokens = min(limits.max_step_tokens, backend.max_batch_tokens)
+    max_running = min(limits.max_running, backend.capabilities.max_sequences, max_step_tokens)
+    return replace(limits, max_running=max_running, max_step_tokens=max_step_tokens)

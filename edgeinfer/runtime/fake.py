@@ -41,12 +41,15 @@ class FakeBackend:
         max_sequences: int = 4,
         max_batch_tokens: int = 64,
         can_trim: bool = True,
+        can_save: bool = True,
+        window: int | None = None,
         n_vocab: int = N_VOCAB,
     ) -> None:
         self._n_ctx = n_ctx
         self._n_vocab = n_vocab
         self._max_batch_tokens = max_batch_tokens
-        self._capabilities = Capabilities(can_trim, can_trim, max_sequences, None)
+        self._capabilities = Capabilities(can_trim, can_trim, max_sequences, window)
+        self._can_save = can_save
         self._sequences: list[list[_Cell]] = [[] for _ in range(max_sequences)]
         self._aborting = False
         self.forwards = 0
@@ -85,7 +88,7 @@ class FakeBackend:
             for row in rows:
                 self._run(row, len(row.tokens) // 2)
             return Refusal.ABORTED
-        if len({cell for cells in self._sequences for cell in cells}) + n_tokens > self._n_ctx:
+        if self._used_cells + n_tokens > self._n_ctx:
             return Refusal.NO_ROOM
         self.forwards += 1
         self.computed_tokens += n_tokens
@@ -93,12 +96,15 @@ class FakeBackend:
         return np.stack(logits) if logits else np.empty((0, self._n_vocab), np.float32)
 
     def apply(self, op: KVOp) -> bool:
-        """Edit the KV cache; False for a part of a sequence when the memory cannot be trimmed."""
+        """Edit the KV cache; False for a part of a sequence that the memory cannot forget, or has forgotten already."""
         cells = self._sequences[op.src]
         end = len(cells) if op.p1 == -1 else op.p1
         whole = op.p0 == 0 and end >= len(cells)
         nothing = op.p0 >= len(cells)
         if not (self._capabilities.can_trim or whole or nothing):
+            return False
+        length = op.p0 if op.kind == "remove" else end
+        if not (whole or nothing) and length and not self._is_intact(op.src, length):
             return False
         if op.kind == "remove":
             if end < len(cells) and not nothing:
@@ -109,6 +115,28 @@ class FakeBackend:
         if len(target) != op.p0:
             raise ValueError(f"sequence {op.dst} holds {len(target)} tokens, the copy starts at {op.p0}")
         target.extend(cells[op.p0 : end])
+        return True
+
+    def save_range(self, seq: int, p0: int, p1: int) -> bytes | None:
+        """Tokens and states of `[p0, p1)`; None when the memory cannot be trimmed."""
+        cells = self._sequences[seq][p0:p1]
+        if not (self._capabilities.can_trim and self._can_save):
+            return None
+        if not (0 <= p0 < p1 and len(cells) == p1 - p0):
+            raise ValueError(f"sequence {seq} holds {len(self._sequences[seq])} tokens, not [{p0}, {p1})")
+        return np.array([(cell.token, cell.state) for cell in cells], np.uint32).tobytes()
+
+    def load_range(self, seq: int, p0: int, p1: int, data: bytes) -> bool:
+        """Append `[p0, p1)`; False for a blob of another length, and when the cells are used up."""
+        cells = self._sequences[seq]
+        if not p0 <= len(cells) < p1:
+            raise ValueError(f"sequence {seq} holds {len(cells)} tokens, the range is [{p0}, {p1})")
+        if not self._capabilities.can_trim or len(data) != 8 * (p1 - p0):
+            return False
+        if self._used_cells + p1 - p0 > self._n_ctx:  # the whole range, as where it is loaded beside the sequence first
+            return False
+        pairs = np.frombuffer(data, np.uint32).reshape(-1, 2)[len(cells) - p0 :]
+        cells.extend(_Cell(token, state) for token, state in pairs.tolist())
         return True
 
     def abort(self) -> None:
@@ -122,6 +150,16 @@ class FakeBackend:
     def held(self, seq_id: int) -> list[int]:
         """The tokens of a sequence."""
         return [cell.token for cell in self._sequences[seq_id]]
+
+    @property
+    def _used_cells(self) -> int:
+        return len({cell for cells in self._sequences for cell in cells})
+
+    def _is_intact(self, seq_id: int, length: int) -> bool:
+        """Whether a sequence can go on after its first `length` tokens. Of a window, all that can be lost is lost."""
+        window = self._capabilities.window
+        lost = 0 if window is None else max(0, len(self._sequences[seq_id]) - window)
+        return lost == 0 or lost <= length - (window or 0)
 
     def _run(self, row: Row, length: int) -> list[NDArray[np.float32]]:
         cells = self._sequences[row.seq_id]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeinfer.bench.batching import BATCH, PREFIX
 from edgeinfer.bench.report import FIELDS, JSON_ONLY_FIELDS
 
 
@@ -58,3 +59,39 @@ def test_a_wrong_number_is_exit_code_2_and_valid_json(tmp_path: Path, arguments:
 
 def test_an_unknown_format_is_exit_code_2(tmp_path: Path) -> None:
     assert _run(tmp_path / "any.gguf", "-o", "xml").returncode == 2
+
+
+@pytest.mark.model
+def test_the_batch_suite_has_llama_batched_benchs_figures(smollm2_gguf: Path) -> None:
+    done = _run(smollm2_gguf, "--suite", "batch", "-p", "16", "-n", "4", "--parallel", "1,3", "-o", "jsonl")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [list(row) for row in rows] == [list(BATCH.fields)] * 2
+    assert [(row["pp"], row["tg"], row["pl"], row["n_kv"]) for row in rows] == [(16, 4, 1, 20), (16, 4, 3, 60)]
+    for row in rows:
+        assert row["t"] == pytest.approx(row["t_pp"] + row["t_tg"], abs=1e-5)
+        assert row["speed"] == pytest.approx(row["n_kv"] / row["t"], rel=1e-3)
+        assert row["speed_tg"] == pytest.approx(
+            3 * row["pl"] / row["t_tg"], rel=1e-3
+        )  # one of four came with the prompt
+
+
+@pytest.mark.model
+def test_the_prefix_suite_tells_what_sharing_saves(smollm2_gguf: Path) -> None:
+    done = _run(smollm2_gguf, "--suite", "prefix", "-p", "96", "-n", "2", "--parallel", "4", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [list(row) for row in rows] == [list(PREFIX.fields)] * 3
+    assert [(row["state"], row["cached_tokens"]) for row in rows] == [("none", 0), ("cold", 3 * 96), ("warm", 4 * 96)]
+
+
+@pytest.mark.parametrize("suite", ["batch", "prefix"])
+@pytest.mark.parametrize("arguments", [["-p", "0"], ["--parallel", "0"], ["--parallel", "500"], ["--parallel", "x"]])
+def test_a_wrong_width_is_exit_code_2(tmp_path: Path, suite: str, arguments: list[str]) -> None:
+    done = _run(tmp_path / "any.gguf", "--suite", suite, *arguments, "-o", "json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout)[0]["error"]["code"] == "usage"
+
+
+def test_an_unknown_suite_is_exit_code_2(tmp_path: Path) -> None:
+    assert _run(tmp_path / "any.gguf", "--suite", "kv").returncode == 2

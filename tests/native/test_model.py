@@ -11,7 +11,8 @@ from edgeinfer.errors import EdgeinferError, UnusableInputError, UsageError
 from edgeinfer.native.model import NativeModel
 from edgeinfer.native.sampler import NativeSamplerFactory
 from edgeinfer.options import RuntimeOptions, SamplingParams
-from edgeinfer.types import KVOp, Refusal, Row
+from edgeinfer.runtime.answer import Reply
+from edgeinfer.types import KVOp, Refusal, Request, Row
 
 pytestmark = pytest.mark.model
 GREEDY = SamplingParams(temperature=0)
@@ -117,7 +118,7 @@ def test_an_abort_is_an_answer_and_can_be_cleared(model, backend):
         Row(0, np.array([10**6], np.int32), 0, 0),
         Row(0, np.array([], np.int32), 0, 0),
         Row(0, np.zeros(4096, np.int32), 0, 0),
-        Row(4, np.array([1], np.int32), 0, 0),
+        Row(8, np.array([1], np.int32), 0, 0),
         Row(-1, np.array([1], np.int32), 0, 0),
         Row(0, np.array([1], np.int32), -1, 0),
         Row(0, np.array([1], np.int32), 0, 2),
@@ -266,3 +267,59 @@ def test_what_is_used_after_its_end_is_an_error_and_not_a_crash(smollm2_gguf):
 def test_a_number_of_sequences_that_cannot_be_is_refused(smollm2_gguf, max_sequences):
     with pytest.raises(UsageError, match="sequences"):
         edgeinfer.load(smollm2_gguf, max_sequences=max_sequences)
+
+
+def test_a_batch_shares_its_beginning_and_one_that_was_swapped_goes_on(smollm2_gguf):
+    text = "The following is a list of facts about the capital cities of the world, one per line. " * 3
+    prompts = [text + f"The capital of {country} is" for country in ("France", "Italy", "Japan")]
+    with edgeinfer.load(smollm2_gguf, RuntimeOptions(ctx_size=512), max_sequences=2) as model:
+        alone = [model.generate(p, raw=True, params=GREEDY, max_tokens=4).text for p in prompts]
+    with edgeinfer.load(smollm2_gguf, RuntimeOptions(ctx_size=512), max_sequences=2) as model:
+        low = model.stream(prompts[0], raw=True, params=GREEDY, max_tokens=4)
+        other = model.stream(prompts[1], raw=True, params=GREEDY, max_tokens=4)
+        for _ in range(3):
+            model.engine.step()
+        urgent = Reply(
+            model.engine,
+            model.vocabulary,
+            model.tokens(prompts[2], raw=True),
+            GREEDY,
+            max_tokens=4,
+            priority=1,
+        )
+        model.engine.step()
+        assert low._reply.generation.swapped or other._reply.generation.swapped
+        while model.engine.has_work:
+            model.engine.step()
+        assert ["".join(low), "".join(other), "".join(urgent.read())] == alone
+        usage = [low.answer.usage, other.answer.usage, urgent.generation.usage]
+        assert sorted(u.cached_tokens > 50 for u in usage) == [False, True, True]
+
+
+def test_a_batchs_texts_are_those_alone_but_where_two_logits_are_as_good_as_equal(smollm2_gguf):
+    noise = 0.5  # what the shape of a batch moves logits by (test_a_ragged_batch_...) is a third of it
+    subjects = ("The river", "A small engine", "Our neighbour", "This table", "The old library", "My sister's cat")
+    with edgeinfer.load(smollm2_gguf, RuntimeOptions(ctx_size=512)) as model:
+        alone = [_tokens_of(model, [subject])[0] for subject in subjects]
+        with_batch = edgeinfer.load(smollm2_gguf, RuntimeOptions(ctx_size=1024), max_sequences=6)
+        with with_batch:
+            together = _tokens_of(with_batch, subjects)
+        n_ties = 0
+        for first, second in zip(alone, together, strict=True):
+            at = next((i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b), None)
+            if at is not None:
+                n_ties += 1
+                model.backend.apply(KVOp("remove", 0, 0, 0, -1))
+                logits = model.backend.forward([Row(0, np.array(first[:at], np.int32), 0, at - 1)])[0]
+                assert abs(logits[first[at]] - logits[second[at]]) < noise
+    print(f"{n_ties} of {len(subjects)} answers differ by such a tie")
+    assert n_ties <= 2
+
+
+def _tokens_of(model, subjects):
+    """Prompt and answer of each, run beside each other."""
+    prompts = [model.vocabulary.tokenize(s, add_special=True, parse_special=False) for s in subjects]
+    generations = [model.engine.submit(Request(i, p, GREEDY, 16)) for i, p in enumerate(prompts)]
+    while model.engine.has_work:
+        model.engine.step()
+    return [g.tokens for g in generations]

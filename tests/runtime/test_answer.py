@@ -4,7 +4,7 @@ import pytest
 
 from edgeinfer.errors import ContextOverflowError, EdgeinferError, UsageError
 from edgeinfer.options import SamplingParams
-from edgeinfer.runtime.answer import About, AnswerStream
+from edgeinfer.runtime.answer import About, AnswerStream, Reply
 from edgeinfer.runtime.engine import Engine
 from edgeinfer.runtime.fake import FakeBackend, FakeVocabulary, make_fake_sampler
 from edgeinfer.runtime.prompt import chat_tokens, raw_tokens
@@ -26,8 +26,8 @@ class Ascii(FakeVocabulary):
 
 
 def stream(engine, prompt="hello", vocabulary=VOCABULARY, **options):
-    about = About("m.gguf", "fake", 1.5)
-    return AnswerStream(engine, vocabulary, raw_tokens(vocabulary, prompt), PARAMS, about=about, **options)
+    reply = Reply(engine, vocabulary, raw_tokens(vocabulary, prompt), PARAMS, **options)
+    return AnswerStream(engine, reply, About("m.gguf", "fake", 1.5))
 
 
 def engine(**options):
@@ -96,8 +96,8 @@ def test_two_streams_share_the_engine():
 
 def chat(work, vocabulary, **options):
     def start(tokens):
-        about = About("m.gguf", "fake", 0)
-        return AnswerStream(work, vocabulary, tokens, PARAMS, about=about, max_tokens=15, **options)
+        reply = Reply(work, vocabulary, tokens, PARAMS, max_tokens=15, **options)
+        return AnswerStream(work, reply, About("m.gguf", "fake", 0))
 
     return ChatSession(start, vocabulary, TEMPLATE, system="be brief")
 

@@ -5,13 +5,15 @@ import threading
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from edgeinfer.errors import ContextOverflowError, UsageError
+from edgeinfer.errors import ContextOverflowError, OverloadError, UsageError
 from edgeinfer.options import SamplingParams
-from edgeinfer.runtime.engine import Engine, next_rows
+from edgeinfer.runtime.engine import Engine
 from edgeinfer.runtime.fake import EOS, FakeBackend, make_fake_sampler
-from edgeinfer.runtime.request import Generation
-from edgeinfer.types import Request
+from edgeinfer.scheduling.policy import Limits
+from edgeinfer.types import Request, Row
 
 SAMPLED = SamplingParams(temperature=0.7, seed=7, repeat_penalty=1.5, ignore_eos=True)
 
@@ -200,22 +202,204 @@ def test_an_interrupt_that_comes_too_late_does_not_hit_the_next_request():
     assert run(engine, [engine.submit(request(1, "hello"))]) == [alone("hello")]
 
 
-def test_a_step_decodes_before_it_prefills_and_keeps_to_its_budget():
-    def state(tokens, computed, seq_id):
-        return Generation(None, None, list(range(tokens)), 0.0, seq_id=seq_id, n_computed=computed)
-
-    step = next_rows([state(100, 0, 0), state(11, 10, 1), state(50, 0, 2)], budget=30, chunk=20)
-    assert [(r.seq_id, r.pos0, len(r.tokens), r.n_logits) for r in step.rows] == [
-        (1, 10, 1, 1),
-        (0, 0, 20, 0),
-        (2, 0, 9, 0),
-    ]
-
-
 def test_the_fake_backend_refuses_holes_and_double_writes():
     backend = FakeBackend()
     engine = engine_on(backend)
     run(engine, [engine.submit(request(0, "hello", end_tokens=frozenset({EOS})))])
-    row = next_rows([Generation(None, None, [1, 2, 3], 0.0, seq_id=0, n_computed=2)], 8).rows[0]
     with pytest.raises(ValueError, match="starts at 2"):
-        backend.forward([row])
+        backend.forward([Row(0, np.array([3], np.int32), 2, 0)])
+
+
+COMMON = "a long beginning that all of these prompts have in common, word by word; "
+TAILS = ["one", "two and more", "three", "four with something else after it"]
+
+
+def test_a_common_beginning_is_computed_once_and_shared_while_all_run():
+    backend = FakeBackend(n_ctx=400, max_sequences=8, max_batch_tokens=48)
+    engine = engine_on(backend)
+    generations = [engine.submit(request(i, COMMON + tail)) for i, tail in enumerate(TAILS)]
+    assert run(engine, generations) == [alone(COMMON + tail) for tail in TAILS]
+    cached = [g.cached_tokens for g in generations]
+    assert cached.count(0) == 1
+    assert all(c >= len(COMMON) for c in cached if c)
+    assert backend.computed_tokens == sum(g.prompt_tokens - g.cached_tokens + g.n_answered - 1 for g in generations)
+
+
+def test_shared_cells_count_once_so_more_requests_fit():
+    backend = FakeBackend(n_ctx=len(COMMON) + 150, max_sequences=4)
+    engine = engine_on(backend)
+    generations = [engine.submit(request(i, COMMON + tail)) for i, tail in enumerate(TAILS)]
+    run(engine, generations)
+    assert [g.finish_reason for g in generations] == ["length"] * 4
+    assert sum(len(g.tokens) for g in generations) > 1.5 * backend.n_ctx
+    assert max(g.first_token_s for g in generations) < min(g.finished_s for g in generations)  # all at the same time
+
+
+def test_memory_that_cannot_share_computes_every_prompt_and_says_so():
+    engine = engine_on(FakeBackend(n_ctx=1000, can_trim=False))
+    generations = [engine.submit(request(i, COMMON + tail)) for i, tail in enumerate(TAILS)]
+    assert run(engine, generations) == [alone(COMMON + tail) for tail in TAILS]
+    assert [g.cached_tokens for g in generations] == [0] * 4
+
+
+def test_a_window_that_has_left_a_beginning_behind_is_not_trusted():
+    backend = FakeBackend(n_ctx=1000, max_sequences=2, window=20)
+    engine = engine_on(backend)
+    (answer,) = run(engine, [engine.submit(request(0, COMMON + "one"))])
+    changed = engine.submit(request(1, COMMON + "two"))
+    assert run(engine, [changed]) == [alone(COMMON + "two")]
+    assert changed.cached_tokens == 0
+    tokens = np.array([*(COMMON + "one").encode(), *answer, 33], np.int32)
+    longer = engine.submit(Request(2, tokens, SAMPLED, 5))
+    run(engine, [longer])
+    assert longer.cached_tokens == len(tokens) - 2  # the sequence as it ended, which lacks its last token
+
+
+@pytest.mark.parametrize("can_save", [True, False])
+def test_a_swapped_or_recomputed_request_goes_on_undisturbed(can_save):
+    backend = FakeBackend(n_ctx=300, max_sequences=2, can_save=can_save)
+    engine = Engine(backend, make_fake_sampler, limits=Limits(max_running=1))
+    slow = engine.submit(request(0, PROMPTS[1], max_tokens=30))
+    for _ in range(12):
+        engine.step()
+    assert 0 < slow.n_answered < 30
+    urgent = Request(1, np.array([*b"x" * 180], np.int32), SAMPLED, 60, priority=5)
+    overtaking = engine.submit(urgent)
+    engine.step()
+    assert slow.seq_id is None
+    assert (slow.swapped is not None) == can_save
+    written = slow.n_answered
+    before = backend.computed_tokens
+    texts = run(engine, [slow, overtaking])
+    assert texts[0] == alone(PROMPTS[1], max_tokens=30)
+    assert texts[1] == alone("x" * 180, max_tokens=60)
+    assert overtaking.finished_s < slow.finished_s
+    needed = (180 - 64) + 59 + (30 - written)
+    evicted = 64  # the end of what it held, all that the urgent one needed
+    assert backend.computed_tokens - before == needed + (0 if can_save else evicted)
+
+
+def test_a_queue_that_is_full_refuses_and_what_waits_goes_on():
+    engine = Engine(FakeBackend(), make_fake_sampler, limits=Limits(max_running=1, max_waiting=1))
+    first = engine.submit(request(0, "a"))
+    engine.step()
+    second = engine.submit(request(1, "b"))
+    with pytest.raises(OverloadError):
+        engine.submit(request(2, "c"))
+    assert run(engine, [first, second]) == [alone("a"), alone("b")]
+
+
+def test_a_request_has_a_limit_of_its_own_in_a_larger_cache():
+    engine = Engine(FakeBackend(n_ctx=400), make_fake_sampler, max_request_tokens=32)
+    generation = engine.submit(request(0, "p" * 20, max_tokens=1000))
+    run(engine, [generation])
+    assert generation.n_answered == 13
+    with pytest.raises(ContextOverflowError, match="holds 32"):
+        engine.submit(request(1, "p" * 40))
+
+
+def test_a_backend_with_less_room_than_counted_costs_time_and_no_text():
+    class Short(FakeBackend):
+        """Says that it holds more than it does."""
+
+        @property
+        def n_ctx(self):
+            return super().n_ctx + 80
+
+    engine = engine_on(Short(n_ctx=100))
+    generations = [engine.submit(request(i, p * 4, max_tokens=20)) for i, p in enumerate(["one ", "two ", "three "])]
+    texts = [alone(p * 4, max_tokens=20) for p in ["one ", "two ", "three "]]
+    assert run(engine, generations) == texts
+
+
+class FakeStore:
+    """A prefix store in memory, in blocks of four."""
+
+    def __init__(self):
+        self.blobs = {}
+
+    def match(self, tokens):
+        length = 0
+        while tuple(tokens[: length + 4].tolist()) in self.blobs and length + 4 <= len(tokens):
+            length += 4
+        return length
+
+    def restore(self, backend, seq, tokens, start):
+        end = self.match(tokens)
+        for p0 in range(start - start % 4, end, 4):
+            assert backend.load_range(seq, p0, p0 + 4, self.blobs[tuple(tokens[: p0 + 4].tolist())])
+        return end
+
+    def remember(self, backend, seq, tokens):
+        for p0 in range(0, len(tokens) - 3, 4):
+            self.blobs.setdefault(tuple(tokens[: p0 + 4].tolist()), backend.save_range(seq, p0, p0 + 4))
+
+
+def test_a_second_process_takes_up_what_the_first_one_stored():
+    store = FakeStore()
+    first = Engine(FakeBackend(n_ctx=1000), make_fake_sampler, prefix_cache=store)
+    run(first, [first.submit(request(0, COMMON + "one"))])
+    backend = FakeBackend(n_ctx=1000)
+    second = Engine(backend, make_fake_sampler, prefix_cache=store)
+    generation = second.submit(request(1, COMMON + "two"))
+    assert run(second, [generation]) == [alone(COMMON + "two")]
+    assert generation.cached_tokens == len(COMMON) // 4 * 4
+    assert backend.computed_tokens == generation.prompt_tokens - generation.cached_tokens + 11
+
+
+@st.composite
+def workloads(draw):
+    """Requests with prompts that overlap, when they come, and when some of them are cancelled."""
+    beginnings = ["", COMMON[:30], COMMON[:30] + "!" * 20]
+    count = draw(st.integers(2, 7))
+    return [
+        (
+            draw(st.sampled_from(beginnings)) + draw(st.text("ab", min_size=1, max_size=25)),
+            draw(st.integers(1, 25)),
+            draw(st.integers(0, 3)),
+            draw(st.integers(0, 30)),
+            draw(st.one_of(st.none(), st.integers(0, 20))),
+        )
+        for _ in range(count)
+    ]
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    workloads(),
+    st.integers(90, 200),
+    st.integers(1, 4),
+    st.integers(8, 64),
+    st.sampled_from([{}, {"can_save": False}, {"can_trim": False}, {"window": 25}]),
+    st.booleans(),
+)
+def test_whatever_else_happens_every_text_is_the_one_alone(workload, n_ctx, width, batch, memory, stored):
+    backend = FakeBackend(n_ctx=n_ctx, max_sequences=width + 1, max_batch_tokens=batch, **memory)
+    store = FakeStore() if stored and not memory else None
+    clock = itertools.count()
+    limits = Limits(max_running=width, latency_target_ms=3000.0)
+    engine = Engine(backend, make_fake_sampler, clock=lambda: float(next(clock)), limits=limits, prefix_cache=store)
+    generations = {}
+    for step in range(3000):
+        for i, (prompt, max_tokens, priority, arrives, _) in enumerate(workload):
+            if arrives == step:
+                tokens = np.frombuffer(prompt.encode(), np.uint8).astype(np.int32)
+                generations[i] = engine.submit(Request(i, tokens, SAMPLED, max_tokens, priority=priority))
+        for i, (*_, arrives, cancelled) in enumerate(workload):
+            if cancelled is not None and step == arrives + cancelled:
+                engine.cancel(i)
+        if len(generations) == len(workload) and not engine.has_work:
+            break
+        engine.step()
+    assert not engine.has_work
+    for i, (prompt, max_tokens, *_) in enumerate(workload):
+        generation = generations[i]
+        text = alone(prompt, max_tokens=max_tokens)
+        written = generation.tokens[generation.prompt_tokens :]
+        assert written == (text if generation.finish_reason == "length" else text[: len(written)])
+        assert generation.finish_reason in ("length", "interrupted")
+    tree = engine._residency._tree
+    assert tree.n_referenced == 0
+    for seq_id in range(width + 1):
+        assert backend.held(seq_id) == (tree.tokens(seq_id) if seq_id in tree else [])
+    assert tree.n_cells == backend._used_cells

@@ -1,0 +1,220 @@
+"""Rows of JSON in, rows of JSON out, through one loaded model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeinfer.api.files import checked_header, resolve
+from edgeinfer.api.model import Model, load
+from edgeinfer.errors import EdgeinferError, UnusableInputError, UsageError
+from edgeinfer.gguf_file.describe import kv_nbytes_per_token
+from edgeinfer.gguf_file.header import Header
+from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams, parse_logit_bias
+from edgeinfer.runtime.answer import Reply
+from edgeinfer.runtime.batch import Batch, Entry, ReadAhead
+from edgeinfer.runtime.memory import available_nbytes
+from edgeinfer.types import Tokens
+
+MAX_PARALLEL = 120
+"""Requests at a time: the library knows 256 sequences, and finished ones keep theirs for a while."""
+MAX_LINE_NBYTES = 1 << 26
+_DEFAULT_PARALLEL = 32
+_TOKENS_PER_REQUEST = 512
+_MIN_TOKENS_PER_REQUEST = 128
+_ALIASES = {"temp": "temperature"}
+_SAMPLING = {f.name: f.default for f in dataclasses.fields(SamplingParams)}
+_OTHER_KEYS = ("id", "prompt", "messages", "max_tokens", "stop", "priority", "deadline_ms")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """A line of input, ready to run, or what is wrong with it."""
+
+    id: Any
+    end_nbytes: int
+    """Where the line ends in the input."""
+    tokens: Tokens = field(default_factory=lambda: np.empty(0, np.int32))
+    params: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    priority: int = 0
+    deadline_ms: float | None = None
+    error: EdgeinferError | None = None
+
+
+def load_for_batch(
+    model: str | Path, options: RuntimeOptions, *, parallel: int | None = None, verbose: bool = False
+) -> Model:
+    """Load a model to run `parallel` requests at a time, by default as many as suit it and the memory.
+
+    Raises UsageError for a number that cannot be, and what `load` raises.
+    """
+    if parallel is not None and not 1 <= parallel <= MAX_PARALLEL:
+        raise UsageError(f"--parallel is {parallel}", f"give a number from 1 to {MAX_PARALLEL}")
+    header = checked_header(resolve(model))
+    one = header.metadata.count(f"{header.architecture}.context_length") or DEFAULT_CTX_SIZE
+    wanted = parallel or _DEFAULT_PARALLEL
+    ctx_size = options.ctx_size or _fitted_ctx_size(header, wanted, min(one, DEFAULT_CTX_SIZE))
+    return load(
+        model,
+        dataclasses.replace(options, ctx_size=ctx_size),
+        max_sequences=parallel or max(1, min(wanted, ctx_size // _MIN_TOKENS_PER_REQUEST)),
+        latency_target_ms=math.inf,  # nobody watches: the most tokens per second
+        max_request_tokens=options.ctx_size or one,
+        verbose=verbose,
+    )
+
+
+def batch(model: Model, lines: Iterable[bytes], *, skip: Callable[[Any], bool] = lambda id: False) -> Batch[Row]:
+    """Answer the lines of a JSONL file; iterate over the result, and `document` makes a line of output of an entry.
+
+    A row whose id `skip` knows is left out. Whatever is wrong with a row is that row's error.
+    """
+    rows = ReadAhead(_rows(model, lines, skip), 2 * model.engine.limits.max_running)
+
+    def start(row: Row) -> Reply:
+        if row.error is not None:
+            raise row.error
+        return Reply(
+            model.engine,
+            model.vocabulary,
+            row.tokens,
+            row.params,
+            max_tokens=row.max_tokens,
+            stop=row.stop,
+            priority=row.priority,
+            deadline_ms=row.deadline_ms,
+        )
+
+    return Batch(model.engine, rows, start)
+
+
+def document(entry: Entry[Row]) -> dict[str, Any]:
+    """The output row of a finished entry, in the contract's order."""
+    if entry.reply is None:
+        assert entry.error is not None
+        return {"id": entry.row.id, "text": None, "finish_reason": None, "usage": None, **entry.error.as_json()}
+    usage = dataclasses.asdict(entry.reply.generation.usage)
+    reason = entry.reply.finish_reason
+    return {"id": entry.row.id, "text": entry.text, "finish_reason": reason, "usage": usage, "error": None}
+
+
+def _fitted_ctx_size(header: Header, parallel: int, least: int) -> int:
+    """Tokens of KV cache for so many requests, as far as a quarter of the free memory goes, at least `least`."""
+    wanted = parallel * _TOKENS_PER_REQUEST
+    per_token, available = kv_nbytes_per_token(header), available_nbytes()
+    if per_token and available is not None:
+        wanted = min(wanted, (available - header.tensor_nbytes) // 4 // per_token)
+    return max(least, wanted)
+
+
+def _rows(model: Model, lines: Iterable[bytes], skip: Callable[[Any], bool]) -> Iterator[Row]:
+    end_nbytes = 0
+    for number, line in enumerate(lines, start=1):
+        end_nbytes += len(line)
+        if not line.strip():
+            continue
+        row_id: Any = number
+        try:
+            values = _parse(line)
+            row_id = values.get("id", number)
+            if skip(row_id):
+                continue
+            yield _row(model, row_id, end_nbytes, values)
+        except EdgeinferError as error:
+            if not skip(row_id):
+                yield Row(row_id, end_nbytes, error=error)
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    if len(line) > MAX_LINE_NBYTES:
+        raise UnusableInputError(f"the line is longer than {MAX_LINE_NBYTES} bytes", "shorten the prompt")
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UnusableInputError(f"not JSON: {error}", "one JSON object per line, in UTF-8") from None
+    if not isinstance(values, dict):
+        raise UnusableInputError("the line is no JSON object", 'for example {"prompt": "..."}')
+    return values
+
+
+def _row(model: Model, row_id: Any, end_nbytes: int, values: dict[str, Any]) -> Row:
+    """Check a row and tokenize it. Raises an EdgeinferError for what is wrong with it."""
+    unknown = [key for key in values if _ALIASES.get(key, key) not in _SAMPLING and key not in _OTHER_KEYS]
+    if unknown:
+        raise UsageError(f"unknown key {unknown[0]!r}", f"known are {', '.join([*_OTHER_KEYS, *_SAMPLING])}")
+    if isinstance(row_id, bool) or not isinstance(row_id, str | int):
+        raise UsageError(
+            "the id is neither a string nor a whole number", "give one, or none: then it is the line's number"
+        )
+    stop = values.get("stop") or []
+    stop = [stop] if isinstance(stop, str) else stop
+    if not (isinstance(stop, list) and all(isinstance(s, str) for s in stop)):
+        raise UsageError("stop is neither a string nor a list of strings", "give it as one of them")
+    max_tokens = _number(values, "max_tokens", None, int)
+    if max_tokens is not None and max_tokens < 1:
+        raise UsageError(f"max_tokens is {max_tokens}", "ask for at least one token")
+    return Row(
+        id=row_id,
+        end_nbytes=end_nbytes,
+        tokens=_tokens(model, values),
+        params=_params(model.sampling, values),
+        max_tokens=max_tokens,
+        stop=tuple(stop),
+        priority=_number(values, "priority", 0, int),
+        deadline_ms=_number(values, "deadline_ms", None, float),
+    )
+
+
+def _tokens(model: Model, values: dict[str, Any]) -> Tokens:
+    if ("prompt" in values) == ("messages" in values):
+        raise UsageError("a row needs either prompt or messages", "give one of them")
+    if "prompt" in values:
+        if not isinstance(values["prompt"], str) or not values["prompt"]:
+            raise UsageError("the prompt is no text, or empty", "give a string")
+        return model.tokens(values["prompt"], raw=True)
+    messages = values["messages"]
+    is_list = isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages)
+    if not is_list or not all(isinstance(m.get(k), str) for m in messages for k in ("role", "content")):
+        raise UsageError(
+            "messages is no list of objects with role and content", 'as [{"role": "user", "content": ...}]'
+        )
+    return model.tokens(messages)
+
+
+def _params(recommended: SamplingParams, values: dict[str, Any]) -> SamplingParams:
+    given: dict[str, Any] = {}
+    for key, value in values.items():
+        name = _ALIASES.get(key, key)
+        if name not in _SAMPLING or value is None:
+            continue
+        if name == "logit_bias":
+            if not (isinstance(value, list) and all(isinstance(text, str) for text in value)):
+                raise UsageError("logit_bias is no list of strings", 'for example ["42-inf", "7+1.5"]')
+            given[name] = tuple(map(parse_logit_bias, value))
+        elif name == "ignore_eos":
+            if not isinstance(value, bool):
+                raise UsageError(f"{key} is {value!r}", "give true or false")
+            given[name] = value
+        else:
+            given[name] = _number(values, key, None, float if isinstance(_SAMPLING[name], float) else int)
+    return dataclasses.replace(recommended, **given)
+
+
+def _number(values: dict[str, Any], key: str, default: Any, kind: type[int] | type[float]) -> Any:
+    value = values.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
+        raise UsageError(f"{key} is {value!r}", f"give {'a whole number' if kind is int else 'a number'}")
+    if abs(value) >= 2**53 or not math.isfinite(value):
+        raise UsageError(f"{key} is {value!r}", "give a number that can be meant")
+    return value

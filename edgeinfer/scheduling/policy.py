@@ -1,0 +1,107 @@
+"""The scheduler's rules as small functions: who is more urgent, how much prompt a step takes, swap or recompute."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from edgeinfer.scheduling.job import Job
+
+AGEING_S = 10.0
+"""Waiting this long counts as much as one level of priority, so that everybody's turn comes."""
+HEADROOM_TOKENS = 32
+"""Room that every running request keeps for its answer when another one is let in."""
+MIN_SHARED_TOKENS = 16
+"""It is worth waiting for this much that another request is just computing."""
+DEFAULT_STEPS = 2.25
+"""The default latency target, in decode steps: what a step with a piece of a prompt in it may take."""
+MIN_PIECE = 4
+"""Prompt tokens that every step may take, whatever the target. Kernels work on rows in fours."""
+_WEIGHT = 0.3  # of the newest measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a scheduler may do. `max_waiting` beyond `max_running` requests are refused."""
+
+    max_running: int
+    max_waiting: int = 4096
+    max_step_tokens: int = 512
+    """Of one forward pass: llama.cpp's micro-batch, and what an abort can lose."""
+    latency_target_ms: float | None = None
+    """How long a step may take while answers are being written; None means `DEFAULT_STEPS` decode steps."""
+
+
+def level(job: Job, now_s: float) -> int:
+    """The priority, raised by the time since the request arrived."""
+    return job.priority + int((now_s - job.arrived_s) / AGEING_S)
+
+
+def urgency(job: Job, now_s: float) -> tuple[int, float]:
+    """Sorts by priority with ageing, then by the earliest deadline."""
+    return -level(job, now_s), math.inf if job.deadline_s is None else job.deadline_s
+
+
+def expected_tokens(job: Job, typical: float) -> float:
+    """How many tokens the answer still has, if it is like the others."""
+    return max(1.0, min(job.max_tokens, max(typical, job.n_answered)) - job.n_answered)
+
+
+class Pace:
+    """What the machine was measured to do. Knows no clock: it is told how long things took."""
+
+    def __init__(self) -> None:
+        self.decode_s: float | None = None
+        """A step that only writes answers."""
+        self.prefill_rate: float | None = None
+        """Prompt tokens per second in steps without answers."""
+        self.mixed_rate: float | None = None
+        """Prompt tokens per second of what a step takes longer because of them."""
+        self.swap_s: float | None = None
+        """Seconds to save and restore one token of KV cache."""
+        self.answer_tokens = 128.0
+        """The usual length of an answer."""
+
+    def observe_step(self, n_decoding: int, n_prompt: int, seconds: float) -> None:
+        """A step has run `n_decoding` rows of answers and `n_prompt` tokens of prompts."""
+        if n_prompt == 0:
+            self.decode_s = _mean(self.decode_s, seconds)
+        elif n_decoding == 0:
+            if n_prompt >= MIN_PIECE:
+                self.prefill_rate = _mean(self.prefill_rate, n_prompt / seconds)
+        elif self.decode_s is not None:
+            self.mixed_rate = _mean(self.mixed_rate, n_prompt / max(seconds - self.decode_s, self.decode_s / 10))
+
+    def observe_swap(self, n_tokens: int, seconds: float) -> None:
+        """So long it took to save, or to restore, that many tokens."""
+        self.swap_s = _mean(self.swap_s, 2 * seconds / n_tokens)
+
+    def observe_answer(self, n_tokens: int) -> None:
+        """An answer has ended."""
+        self.answer_tokens = _mean(self.answer_tokens, n_tokens)
+
+    def swaps(self) -> bool:
+        """Whether saving and restoring is cheaper than computing again; so it is tried until both are known."""
+        return self.swap_s is None or self.prefill_rate is None or self.swap_s * self.prefill_rate < 1
+
+
+def prefill_budget(limits: Limits, pace: Pace, n_decoding: int) -> int:
+    """Prompt tokens that a step may take beside `n_decoding` rows of answers.
+
+    Derived from the latency target and the measured rate; the rows of the step come out as a multiple of four.
+    """
+    most = limits.max_step_tokens - n_decoding
+    target_ms = limits.latency_target_ms
+    if n_decoding == 0 or target_ms == math.inf:
+        return most
+    # What a step with both costs is known only after the first; a small piece computes slower than a long one.
+    rate = pace.mixed_rate or (pace.prefill_rate or 0.0) / 2
+    decode_s = pace.decode_s or 0.0
+    target_s = DEFAULT_STEPS * decode_s if target_ms is None else target_ms / 1e3
+    piece = int(rate * max(0.0, target_s - decode_s))
+    piece -= (piece + n_decoding) % MIN_PIECE
+    return min(max(piece, MIN_PIECE), most)
+
+
+def _mean(mean: float | None, value: float) -> float:
+    return value if mean is None else mean + _WEIGHT * (value - mean)

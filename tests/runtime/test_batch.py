@@ -1,0 +1,127 @@
+"""Many rows through one engine: order, bounds, errors, interruption."""
+
+import itertools
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from edgeinfer.errors import UsageError
+from edgeinfer.options import SamplingParams
+from edgeinfer.runtime import batch as batch_module
+from edgeinfer.runtime.answer import Reply
+from edgeinfer.runtime.batch import Batch, ReadAhead
+from edgeinfer.runtime.engine import Engine
+from edgeinfer.runtime.fake import FakeBackend, FakeVocabulary, make_fake_sampler
+from edgeinfer.scheduling.policy import Limits
+
+PARAMS = SamplingParams(temperature=0.7, seed=7)
+
+
+class Ascii(FakeVocabulary):
+    """Bytes folded into printable ASCII, so that answers are text."""
+
+    end_tokens = frozenset()
+
+    def piece(self, token, *, special=False):
+        return bytes([32 + token % 95])
+
+
+def make(rows, *, width=3, size=10, n_ctx=500):
+    engine = Engine(FakeBackend(n_ctx=n_ctx, max_sequences=2 * width), make_fake_sampler, limits=Limits(width))
+
+    def start(row):
+        prompt, max_tokens, *stop = row
+        if not prompt:
+            raise UsageError("nothing", "say something")
+        tokens = np.frombuffer(prompt.encode(), np.uint8).astype(np.int32)
+        return Reply(engine, Ascii(), tokens, PARAMS, max_tokens=max_tokens, stop=stop)
+
+    return Batch(engine, ReadAhead(rows, size), start)
+
+
+def alone(row):
+    (entry,) = make([row])
+    return entry.text
+
+
+ROWS = [(f"prompt number {i} " * (1 + i % 3), 1 + (7 * i) % 20) for i in range(20)]
+
+
+def test_answers_come_in_the_order_of_the_rows_and_are_those_alone():
+    entries = list(make(ROWS))
+    assert [e.row for e in entries] == ROWS
+    assert [e.text for e in entries] == [alone(row) for row in ROWS]
+    assert all(len(e.text) == e.row[1] for e in entries)
+
+
+def test_a_row_that_is_wrong_has_its_error_and_the_rest_go_on():
+    entries = list(make([ROWS[0], ("", 3), ("x" * 600, 3), ROWS[1]]))
+    assert [e.error.code if e.error else None for e in entries] == [None, "usage", "context_overflow", None]
+    assert entries[3].text == alone(ROWS[1])
+
+
+def test_a_stop_string_ends_a_row_and_frees_its_place():
+    whole = alone(("some prompt", 20))
+    (entry,) = make([("some prompt", 20, whole[8:10])])
+    assert entry.text == whole[: whole.index(whole[8:10])]
+    assert entry.reply.finish_reason == "stop"
+
+
+def test_an_endless_input_is_read_only_as_far_as_it_is_needed():
+    read = []
+
+    def endless():
+        for i in itertools.count():
+            read.append(i)
+            yield (f"prompt {i}", 4)
+
+    work = make(endless(), width=2, size=5)
+    for entry in itertools.islice(work, 30):
+        assert len(read) - 1 - int(entry.row[0].split()[1]) <= 2 * 2 + 5 + 2
+    work.stop()
+
+
+def test_a_slow_row_holds_back_only_so_many_others(monkeypatch):
+    monkeypatch.setattr(batch_module, "MAX_UNWRITTEN", 6)
+    work = make([("slow", 200), *[(f"quick {i}", 1) for i in range(50)]], width=2)
+    most = 0
+
+    def watch():
+        nonlocal most
+        most = max(most, len(work._entries))
+
+    work.on_step = watch
+    assert len(list(work)) == 51
+    assert most == 6
+
+
+def test_waiting_for_input_does_not_stop_what_runs():
+    go_on = threading.Event()
+
+    def trickle():
+        yield ("first", 10)
+        assert go_on.wait(10)
+        yield ("second", 3)
+
+    entries = iter(make(trickle()))
+    assert next(entries).text == alone(("first", 10))
+    go_on.set()
+    assert [e.text for e in entries] == [alone(("second", 3))]
+
+
+def test_stopping_gives_what_is_finished_and_leaves_nothing_behind():
+    work = make([("a", 2), ("b", 10_000), ("c", 2)])
+    threading.Thread(target=lambda: (time.sleep(0.05), work.stop())).start()
+    assert [e.row[0] for e in work] == ["a"]
+    assert not work._engine.has_work
+
+
+def test_what_reading_raises_is_raised():
+    def broken():
+        yield ("a", 2)
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        list(make(broken()))
