@@ -109,12 +109,47 @@ class Backend(Protocol):
         """Edit the KV cache; False when the model's memory cannot do this."""
         ...
 
+    def save_range(self, seq: int, p0: int, p1: int) -> bytes | None:
+        """The state of positions `[p0, p1)` of a sequence as one blob; None where the model's memory cannot do this.
+
+        The blob names neither model nor options: whoever keeps it must.
+        """
+        ...
+
+    def load_range(self, seq: int, p0: int, p1: int, data: bytes) -> bool:
+        """Append what `save_range` gave for `[p0, p1)` to a sequence whose length is in `[p0, p1)`.
+
+        What the sequence holds of the range already stays. False (no room, a blob of another shape, memory that cannot
+        do this) leaves the sequence as it was.
+        """
+        ...
+
     def abort(self) -> None:
         """Make a `forward` that runs now (in another thread) or the next one return ABORTED soon."""
         ...
 
     def clear_abort(self) -> None:
         """Let `forward` run again after `abort`."""
+        ...
+
+
+class PrefixCache(Protocol):
+    """Beginnings of texts whose KV state outlives its sequence; whatever goes wrong in it is a miss."""
+
+    def match(self, tokens: Tokens) -> int:
+        """The length of the longest stored beginning of `tokens`, all of them included."""
+        ...
+
+    def restore(self, backend: Backend, seq: int, tokens: Tokens, start: int) -> int:
+        """Append stored state of `tokens` to a sequence that holds `tokens[:start]`; returns its new length."""
+        ...
+
+    def remember(self, backend: Backend, seq: int, tokens: Tokens) -> None:
+        """Keep what is not kept yet of a sequence that begins with `tokens`."""
+        ...
+
+    def close(self) -> None:
+        """Finish what `remember` began, within a bounded time."""
         ...
 
 

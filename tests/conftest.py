@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,15 @@ def smollm2_checkpoint() -> Path:
 def minilm_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """all-MiniLM-L6-v2, a sentence encoder, as sentence-transformers has it."""
     return unpack_checkpoint(tmp_path_factory.mktemp("minilm"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What edgeinfer keeps goes into a directory of the tests', not into that of whoever runs them."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGEINFER_HOME", str(home))
+        yield home
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from edgeinfer.api.files import checked_header, resolve
+from edgeinfer.api.prefix_cache import open_prefix_cache
 from edgeinfer.api.vocabulary import vocabulary_of
+from edgeinfer.cache.prefix import DiskPrefixCache
 from edgeinfer.errors import UsageError
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.native import library
@@ -60,10 +62,11 @@ def load(
     native = NativeModel(path, mmap=options.mmap, mlock=options.mlock)
     try:
         backend = NativeBackend(native, options, max_sequences=max_sequences)
+        cache = open_prefix_cache(header, backend, options, library.build()) if options.prefix_cache else None
     except BaseException:
         native.close()
         raise
-    return Model(header, native, backend, load_ms=(time.perf_counter() - started_s) * 1e3)
+    return Model(header, native, backend, cache, load_ms=(time.perf_counter() - started_s) * 1e3)
 
 
 class Model:
@@ -71,13 +74,22 @@ class Model:
 
     kernels = "llama.cpp"
 
-    def __init__(self, header: Header, native: NativeModel, backend: NativeBackend, *, load_ms: float) -> None:
+    def __init__(
+        self,
+        header: Header,
+        native: NativeModel,
+        backend: NativeBackend,
+        prefix_cache: DiskPrefixCache | None,
+        *,
+        load_ms: float,
+    ) -> None:
         self.header = header
         self.native = native
         self.backend = backend
+        self.prefix_cache = prefix_cache
         self.load_ms = load_ms
         self.vocabulary = vocabulary_of(header, native.vocabulary)
-        self.engine = Engine(backend, NativeSamplerFactory(native.vocabulary))
+        self.engine = Engine(backend, NativeSamplerFactory(native.vocabulary), prefix_cache)
         self.sampling = _recommended_sampling(header)
         """The model's own recommendations over llama.cpp's defaults."""
         self.template = self._chat_template()
@@ -150,8 +162,14 @@ class Model:
         """End the running answers soon, in the middle of a prompt too; from any thread."""
         self.engine.interrupt()
 
+    def finish_writing(self) -> None:
+        """Wait until the prefix cache is written, for a process that is about to end; not for long."""
+        if self.prefix_cache is not None:
+            self.prefix_cache.close()
+
     def close(self) -> None:
         """Free everything."""
+        self.finish_writing()
         self.backend.close()
         self.native.close()
 

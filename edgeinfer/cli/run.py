@@ -7,13 +7,13 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from edgeinfer.cli import console
 from edgeinfer.cli.interrupt import on_interrupt
-from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap
+from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap, NoPrefixCache
 from edgeinfer.errors import InterruptedByUser, NotFoundError, UnusableInputError, UsageError
 from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams
 
@@ -95,6 +95,7 @@ def command(
     cache_type_v: CacheTypeV = DEFAULTS.cache_type_v,
     no_mmap: NoMmap = False,
     mlock: Mlock = DEFAULTS.mlock,
+    no_prefix_cache: NoPrefixCache = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
 ) -> None:
     """Answer a prompt, or chat when there is none and this is a terminal."""
@@ -106,6 +107,7 @@ def command(
         cache_type_v=cache_type_v,
         mmap=not no_mmap,
         mlock=mlock,
+        prefix_cache=not no_prefix_cache,
     )
     given: dict[str, Any] = {
         "temperature": temp,
@@ -144,10 +146,19 @@ def command(
         from edgeinfer.cli import chat
 
         chat.run(loaded, system=system, params=params, max_tokens=max_tokens, stop=stop or ())
-        console.leave(0)
+        _leave(loaded, 0, verbose=verbose)
     stream = loaded.stream(text, system=system, raw=raw, params=params, max_tokens=max_tokens, stop=stop or ())
     _show(loaded, stream, as_json=as_json)
-    console.leave(InterruptedByUser.exit_code if stream.answer.finish_reason == "interrupted" else 0)
+    interrupted = stream.answer.finish_reason == "interrupted"
+    _leave(loaded, InterruptedByUser.exit_code if interrupted else 0, verbose=verbose)
+
+
+def _leave(model: Model, code: int, *, verbose: bool) -> NoReturn:
+    """End the process when what it computed is kept."""
+    model.finish_writing()
+    if verbose and model.prefix_cache is not None and model.prefix_cache.problem:
+        console.note(f"note: {model.prefix_cache.problem}")
+    console.leave(code)
 
 
 def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> None:

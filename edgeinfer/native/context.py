@@ -19,6 +19,7 @@ from edgeinfer.native import library
 from edgeinfer.native.devices import default_threads
 from edgeinfer.native.library import llama
 from edgeinfer.native.model import NativeModel
+from edgeinfer.native.state import RangeState
 from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions
 from edgeinfer.types import Capabilities, KVOp, Logits, Refusal, Row
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
 _NO_ROOM, _ABORTED, _NO_MEMORY = 1, 2, -2  # what llama_decode returns besides 0
+_MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ, src/llama-cparams.h
 
 
 class NativeBackend:
@@ -49,7 +51,10 @@ class NativeBackend:
         self._abort_flag = ctypes.create_string_buffer(b"0")
         self._abort_callback = _c_abort_callback()
         self.threads = options.threads or default_threads()
-        params = self._params(options, max_sequences)
+        stateful = bool(llama.llama_model_is_recurrent(model.handle) or llama.llama_model_is_hybrid(model.handle))
+        # Ranges are saved by way of one more sequence, which costs no memory where the state is cells of the KV cache.
+        has_spare = not stateful and max_sequences < _MAX_SEQUENCES
+        params = self._params(options, max_sequences + has_spare)
         library.forget_errors()
         self._handle: int | None = llama.llama_init_from_model(model.handle, params)
         if not self._handle:
@@ -62,20 +67,22 @@ class NativeBackend:
         self._batch = _Batch(int(llama.llama_n_batch(self._handle)), max_sequences)
         self._logits = np.empty((0, self._n_vocab), np.float32)
         self._logits_address = 0
-        stateful = bool(llama.llama_model_is_recurrent(model.handle) or llama.llama_model_is_hybrid(model.handle))
         self._capabilities = Capabilities(
             can_trim=not stateful,
             can_share=not stateful,
             max_sequences=max_sequences,
             window=int(llama.llama_model_n_swa(model.handle)) or None,
         )
+        self._ranges = (
+            RangeState(self._handle, self._memory, max_sequences, self._capabilities.window) if has_spare else None
+        )
 
-    def _params(self, options: RuntimeOptions, max_sequences: int) -> Any:
+    def _params(self, options: RuntimeOptions, n_sequences: int) -> Any:
         params = llama.llama_context_default_params()
         params.n_ctx = self._n_ctx
         params.n_batch = options.batch_size
         params.n_ubatch = min(options.ubatch_size, options.batch_size)
-        params.n_seq_max = max_sequences
+        params.n_seq_max = n_sequences
         params.n_threads = params.n_threads_batch = self.threads
         params.flash_attn_type = _FLASH_ATTN[options.flash_attn]
         params.type_k = GGMLType[options.cache_type_k.upper()]
@@ -142,6 +149,18 @@ class NativeBackend:
             return False
         llama.llama_memory_seq_cp(memory, op.src, op.dst, op.p0, op.p1)
         return True
+
+    def save_range(self, seq: int, p0: int, p1: int) -> bytes | None:
+        """The state of positions `[p0, p1)`; None for recurrent state, and where a layer keeps it in another form."""
+        self._batch.check_sequence(seq)
+        assert self._handle is not None, "the context is closed"
+        return self._ranges.save(seq, p0, p1) if self._ranges else None
+
+    def load_range(self, seq: int, p0: int, p1: int, data: bytes) -> bool:
+        """Append what `save_range` gave; see `types.Backend.load_range`."""
+        self._batch.check_sequence(seq)
+        assert self._handle is not None, "the context is closed"
+        return self._ranges is not None and self._ranges.load(seq, p0, p1, data)
 
     def abort(self) -> None:
         """Make the running or next `forward` return ABORTED; callable from any thread."""

@@ -15,7 +15,18 @@ import numpy as np
 
 from edgeinfer.errors import ContextOverflowError, EdgeinferError, UsageError
 from edgeinfer.runtime.request import Generation, Slot, Step
-from edgeinfer.types import Backend, FinishReason, KVOp, Logits, Refusal, Request, Row, SamplerFactory, TokenEvent
+from edgeinfer.types import (
+    Backend,
+    FinishReason,
+    KVOp,
+    Logits,
+    PrefixCache,
+    Refusal,
+    Request,
+    Row,
+    SamplerFactory,
+    TokenEvent,
+)
 
 PREFILL_CHUNK = 512
 """Prompt tokens of one request per step: what an abort can lose, and what others wait for."""
@@ -46,10 +57,15 @@ class Engine:
     """Requests in, token events out. One thread calls it; only `interrupt` may come from another."""
 
     def __init__(
-        self, backend: Backend, make_sampler: SamplerFactory, clock: Callable[[], float] = time.perf_counter
+        self,
+        backend: Backend,
+        make_sampler: SamplerFactory,
+        prefix_cache: PrefixCache | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._backend = backend
         self._make_sampler = make_sampler
+        self._prefix_cache = prefix_cache
         self._clock = clock
         self._slots = [Slot(seq_id) for seq_id in range(backend.capabilities.max_sequences)]
         self._waiting: deque[Generation] = deque()
@@ -105,6 +121,9 @@ class Engine:
         if self._interrupted:
             return self._finish_all_interrupted()
         self._steps += 1
+        for generation in self._active:
+            if generation.first_token_s is not None:
+                self._remember(generation)  # now that its first token has been shown
         self._admit()
         step = next_rows(self._active, self._backend.max_batch_tokens)
         if not step.rows:
@@ -150,7 +169,16 @@ class Engine:
             self._finish(generation, reason)
         return TokenEvent(request.id, (token,), finish_reason=reason)
 
+    def _remember(self, generation: Generation) -> None:
+        """Keep the state of the prompt, as far as it is computed."""
+        if self._prefix_cache is None or generation.seq_id is None or generation.remembered:
+            return
+        generation.remembered = True
+        tokens = generation.request.tokens[: generation.n_computed]
+        self._prefix_cache.remember(self._backend, generation.seq_id, tokens)
+
     def _finish(self, generation: Generation, reason: FinishReason) -> None:
+        self._remember(generation)
         generation.finish_reason = reason
         generation.finished_s = self._clock()
         if generation.seq_id is None:
@@ -184,10 +212,20 @@ class Engine:
             slot = max(free, key=lambda s: (self._reusable(s, generation), not s.tokens, -s.last_used))
             reused = self._trim(slot, self._reusable(slot, generation))
             if not generation.admitted:
+                reused = self._restore(slot, generation)
                 generation.cached_tokens, generation.admitted = reused, True
             generation.n_computed, generation.seq_id = reused, slot.seq_id
             slot.owner = generation
             self._active.append(generation)
+
+    def _restore(self, slot: Slot, generation: Generation) -> int:
+        """Append what the prefix cache has of the prompt, its last token excepted; returns what the slot then holds."""
+        length = len(slot.tokens)
+        wanted = generation.request.tokens[:-1]
+        if self._prefix_cache is not None and self._prefix_cache.match(wanted) > length:
+            length = self._prefix_cache.restore(self._backend, slot.seq_id, wanted, length)
+            slot.tokens = wanted[:length].tolist()
+        return length
 
     def _reusable(self, slot: Slot, generation: Generation) -> int:
         """How many of the request's tokens the slot holds in front; the last is always run again, for its logits."""
@@ -221,12 +259,14 @@ class Engine:
             return []
         youngest = self._active[-1]
         assert youngest.seq_id is not None
-        self._trim(self._slots[youngest.seq_id], 0)
+        slot = self._slots[youngest.seq_id]
         if len(self._active) == 1:
             self._finish(youngest, "length")
+            self._trim(slot, 0)
             return [TokenEvent(youngest.request.id, (), finish_reason="length")]
+        self._trim(slot, 0)
         self._active.pop()
-        self._slots[youngest.seq_id].owner = None
+        slot.owner = None
         youngest.seq_id, youngest.n_computed = None, 0
         self._waiting.appendleft(youngest)
         return []

@@ -85,7 +85,7 @@ class FakeBackend:
             for row in rows:
                 self._run(row, len(row.tokens) // 2)
             return Refusal.ABORTED
-        if len({cell for cells in self._sequences for cell in cells}) + n_tokens > self._n_ctx:
+        if self._used_cells + n_tokens > self._n_ctx:
             return Refusal.NO_ROOM
         self.forwards += 1
         self.computed_tokens += n_tokens
@@ -111,6 +111,28 @@ class FakeBackend:
         target.extend(cells[op.p0 : end])
         return True
 
+    def save_range(self, seq: int, p0: int, p1: int) -> bytes | None:
+        """Tokens and states of `[p0, p1)`; None when the memory cannot be trimmed."""
+        cells = self._sequences[seq][p0:p1]
+        if not self._capabilities.can_trim:
+            return None
+        if not (0 <= p0 < p1 and len(cells) == p1 - p0):
+            raise ValueError(f"sequence {seq} holds {len(self._sequences[seq])} tokens, not [{p0}, {p1})")
+        return np.array([(cell.token, cell.state) for cell in cells], np.uint32).tobytes()
+
+    def load_range(self, seq: int, p0: int, p1: int, data: bytes) -> bool:
+        """Append `[p0, p1)`; False for a blob of another length, and when the cells are used up."""
+        cells = self._sequences[seq]
+        if not p0 <= len(cells) < p1:
+            raise ValueError(f"sequence {seq} holds {len(cells)} tokens, the range is [{p0}, {p1})")
+        if not self._capabilities.can_trim or len(data) != 8 * (p1 - p0):
+            return False
+        if self._used_cells + p1 - p0 > self._n_ctx:  # the whole range, as where it is loaded beside the sequence first
+            return False
+        pairs = np.frombuffer(data, np.uint32).reshape(-1, 2)[len(cells) - p0 :]
+        cells.extend(_Cell(token, state) for token, state in pairs.tolist())
+        return True
+
     def abort(self) -> None:
         """Make the next `forward` return ABORTED."""
         self._aborting = True
@@ -122,6 +144,10 @@ class FakeBackend:
     def held(self, seq_id: int) -> list[int]:
         """The tokens of a sequence."""
         return [cell.token for cell in self._sequences[seq_id]]
+
+    @property
+    def _used_cells(self) -> int:
+        return len({cell for cells in self._sequences for cell in cells})
 
     def _run(self, row: Row, length: int) -> list[NDArray[np.float32]]:
         cells = self._sequences[row.seq_id]

@@ -25,6 +25,8 @@ class Generation:
     cached_tokens: int = 0
     """Prompt tokens that were in the KV cache already when it was first admitted."""
     admitted: bool = False
+    remembered: bool = False
+    """Whether the prefix cache has been given its prompt."""
     prefilled_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
