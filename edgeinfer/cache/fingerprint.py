@@ -1,4 +1,4 @@
-"""What KV state depends on besides tokens, as 32 bytes: other files, another library or other options are another cache.
+"""What KV state depends on besides tokens, as 32 bytes: another file, library or option is another cache.
 
 A file counts by what its header says, by samples of every tensor, and by its size and times. The samples tell files
 apart whose times a copy or an image made equal; the time of the last change of its inode, which no program can set,

@@ -69,7 +69,8 @@ class CacheFolder:
     def budget_nbytes(self) -> int:
         """The most bytes that all blocks together may take. Raises OSError."""
         if self._budget_nbytes is None:
-            free = shutil.disk_usage(self.root).free + (self._read_total() or 0)  # what it has taken is its to take
+            there = next(folder for folder in (self.root, *self.root.parents) if folder.exists())
+            free = shutil.disk_usage(there).free + (self._read_total() or 0)  # what it has taken is its to take
             self._budget_nbytes = min(MAX_BUDGET_NBYTES, free // 10)
         return self._budget_nbytes
 

@@ -1,4 +1,4 @@
-"""The blocks of one model under one set of options: found by their tokens, read whole or not at all, written atomically."""
+"""The blocks of one model under one set of options: found by their tokens, read whole, written atomically."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from edgeinfer.cache.block import (
     MIN_TOKENS,
+    SUFFIX,
     Block,
     Place,
     agreement,
@@ -139,15 +142,11 @@ class BlockStore:
         prefix = siblings_prefix(parent, tokens)
         folder = self._path(prefix).parent
         found = []
-        with suppress(OSError):
-            names = [name for name in os.listdir(folder) if name.startswith(prefix) and not name.endswith(PARTIAL_SUFFIX)]
-            for name in sorted(names)[:MAX_SIBLINGS]:
-                theirs = read_tokens(folder / name)
-                if theirs is None:
-                    continue
-                agreed = agreement(theirs, tokens)
-                if agreed == len(theirs) or not only_beginnings:
-                    found.append((agreed, folder / name))
+        for name in _names(folder, prefix)[:MAX_SIBLINGS]:
+            theirs = _tokens_in(folder / name)
+            agreed = agreement(theirs, tokens)
+            if len(theirs) and (agreed == len(theirs) or not only_beginnings):
+                found.append((agreed, folder / name))
         return found
 
     def _path(self, name: str) -> Path:
@@ -158,3 +157,19 @@ def _set_used(path: Path, now_ns: int, depth: int) -> None:
     """The deeper in its chain, the older: evicting from the end leaves the beginnings useful."""
     used_ns = now_ns - depth * 1000
     os.utime(path, ns=(used_ns, used_ns))
+
+
+def _names(folder: Path, prefix: str) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if name.startswith(prefix) and name.endswith(SUFFIX))
+    except OSError:
+        return []
+
+
+def _tokens_in(path: Path) -> Tokens:
+    """The tokens that a file says it holds; none when it is gone or no block."""
+    try:
+        tokens = read_tokens(path)
+    except OSError:
+        tokens = None
+    return np.empty(0, np.int32) if tokens is None else tokens
