@@ -15,7 +15,7 @@ import numpy as np
 from edgeinfer.api.files import checked_header, resolve
 from edgeinfer.api.prefix_cache import open_prefix_cache
 from edgeinfer.api.vocabulary import vocabulary_of
-from edgeinfer.cache.prefix import DiskPrefixCache
+from edgeinfer.cache.prefix import CLOSE_WAIT_S, DiskPrefixCache
 from edgeinfer.errors import UsageError
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.native import library
@@ -162,10 +162,10 @@ class Model:
         """End the running answers soon, in the middle of a prompt too; from any thread."""
         self.engine.interrupt()
 
-    def finish_writing(self) -> None:
-        """Wait until the prefix cache is written, for a process that is about to end; not for long."""
+    def finish_writing(self, wait_s: float = CLOSE_WAIT_S) -> None:
+        """Wait until the prefix cache is written, for a process that is about to end, and no longer than `wait_s`."""
         if self.prefix_cache is not None:
-            self.prefix_cache.close()
+            self.prefix_cache.close(wait_s)
 
     def close(self) -> None:
         """Free everything."""

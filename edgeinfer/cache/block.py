@@ -59,6 +59,8 @@ class Block:
 
     place: Place
     payload: bytes
+    used_ns: int = 0
+    """When its text was used, in nanoseconds since the epoch."""
 
     @property
     def nbytes(self) -> int:

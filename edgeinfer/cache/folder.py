@@ -146,9 +146,10 @@ class CacheFolder:
 
     def _read_total(self) -> int | None:
         try:
-            return int((self.root / "total").read_bytes()[:_TOTAL_DIGITS])
+            total = int((self.root / "total").read_bytes()[:_TOTAL_DIGITS])
         except (OSError, ValueError):
             return None
+        return total if total >= 0 else None
 
     def _write_total(self, total: int) -> None:
         # Of constant length and in place: who dies here leaves the old sum or the new one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from edgeinfer.cache.block import Block, chain
@@ -29,7 +30,7 @@ class DiskPrefixCache:
         self._can_load = True
         try:
             folder.prepare()
-            folder.budget_nbytes()
+            self._can_save = folder.budget_nbytes() > 0
         except OSError as error:
             self._note(error)
             self._can_save = False
@@ -53,7 +54,7 @@ class DiskPrefixCache:
                     break
                 length = found.p1
             used.append(found.path)
-        self._store.touch(used)
+        self._store.touch(used, time.time_ns())
         return length
 
     def _load(self, backend: Backend, seq: int, p0: int, p1: int, block: Block) -> bool:
@@ -72,7 +73,7 @@ class DiskPrefixCache:
         """Copy the state of `tokens`, which the sequence begins with, out of it where it is not stored; write later."""
         if not self._can_save:
             return
-        used = []
+        used, now_ns = [], time.time_ns()
         for place in chain(tokens, self._store.fingerprint):
             if place.key in self._unwritten or self._store.covers(place):
                 used.append(self._store.path(place))
@@ -82,10 +83,10 @@ class DiskPrefixCache:
                 self._can_save = False
                 break
             self._unwritten.add(place.key)
-            if not self._writer.submit(Block(place, payload)):
+            if not self._writer.submit(Block(place, payload, now_ns)):
                 self._unwritten.discard(place.key)
                 break  # what follows would be worthless without it
-        self._store.touch(used)
+        self._store.touch(used, now_ns)
 
     def close(self, wait_s: float = CLOSE_WAIT_S) -> None:
         """Wait for the writing to end, but not for long; it is only a cache."""

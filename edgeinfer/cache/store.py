@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from edgeinfer.cache.block import (
+    BLOCK_TOKENS,
     MIN_TOKENS,
     SUFFIX,
     Block,
@@ -73,7 +73,11 @@ class BlockStore:
 
     def covers(self, place: Place) -> bool:
         """Whether the block or a longer one that begins with it is there."""
-        return self.has(place) or any(n == len(place.tokens) for n, _ in self._siblings(place.parent, place.tokens))
+        n_tokens = len(place.tokens)
+        return self.has(place) or (
+            n_tokens < BLOCK_TOKENS
+            and any(agreed == n_tokens for agreed, _ in self._siblings(place.parent, place.tokens))
+        )
 
     def read(self, found: Found) -> Block | None:
         """The block, verified; None when it is gone. What is damaged or not what its name says is deleted."""
@@ -86,21 +90,23 @@ class BlockStore:
                 found.path.unlink()
         return block
 
-    def touch(self, paths: Iterable[Path]) -> None:
-        """Note that the blocks of a chain, given in order, have been used now."""
-        now_ns = time.time_ns()
+    def touch(self, paths: Iterable[Path], used_ns: int) -> None:
+        """Note when the blocks of a chain, given in order, were used."""
         with suppress(OSError):  # on a disk that can only be read, eviction is not ours either
             for index, path in enumerate(paths):
-                _set_used(path, now_ns, index)
+                _set_used(path, used_ns, index * BLOCK_TOKENS)
 
     def write(self, blocks: Sequence[Block]) -> None:
         """Write blocks that are not there yet, parents first. Raises OSError; what was written before it stays."""
         with self._folder.locked():
             for block in blocks:
                 path = self._path(block.place.name)
-                if not path.exists() and self._folder.reserve(block.nbytes):
-                    self._write(path, block)
-                    self._delete_beginnings(path, block.place)
+                if path.exists():
+                    continue
+                if not self._folder.reserve(block.nbytes):
+                    return  # nor is there a use for what follows it
+                self._write(path, block)
+                self._delete_beginnings(path, block.place)
 
     def path(self, place: Place) -> Path:
         """The file of a block."""
@@ -115,7 +121,7 @@ class BlockStore:
                 write_block(file, block)
                 file.flush()
                 os.fsync(file.fileno())
-            _set_used(part, time.time_ns(), block.place.p0)
+            _set_used(part, block.used_ns, block.place.p0)
             part.replace(path)
         except BaseException:
             with suppress(OSError):
@@ -153,9 +159,9 @@ class BlockStore:
         return self._root / name[:2] / name
 
 
-def _set_used(path: Path, now_ns: int, depth: int) -> None:
+def _set_used(path: Path, used_ns: int, p0: int) -> None:
     """The deeper in its chain, the older: evicting from the end leaves the beginnings useful."""
-    used_ns = now_ns - depth * 1000
+    used_ns -= 1000 * p0
     os.utime(path, ns=(used_ns, used_ns))
 
 

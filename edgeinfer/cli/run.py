@@ -154,8 +154,11 @@ def command(
 
 
 def _leave(model: Model, code: int, *, verbose: bool) -> NoReturn:
-    """End the process when what it computed is kept."""
-    model.finish_writing()
+    """End the process when what it computed is kept; who pressed Ctrl-C does not wait for all of it."""
+    if code == InterruptedByUser.exit_code:
+        model.finish_writing(wait_s=0.2)
+    else:
+        model.finish_writing()
     if verbose and model.prefix_cache is not None and model.prefix_cache.problem:
         console.note(f"note: {model.prefix_cache.problem}")
     console.leave(code)

@@ -45,7 +45,7 @@ class RangeState:
         """
         if not 0 <= p0 < p1 <= self._length(seq):
             raise ValueError(f"sequence {seq} holds {self._length(seq)} tokens, not [{p0}, {p1})")
-        parts = []
+        parts: list[bytes | memoryview] = []
         for start, end in self._pieces(p0, p1):
             piece = self._save_piece(seq, start, end)
             if not _is_whole(piece, start, end):

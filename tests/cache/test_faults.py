@@ -1,7 +1,7 @@
 """Whatever happens to the directory, at worst something is computed again: never a wrong token, never an exception."""
 
+import contextlib
 import errno
-import multiprocessing
 import os
 import random
 import signal
@@ -204,9 +204,9 @@ def test_a_chain_is_evicted_from_its_end(tmp_path):
 
 
 def test_a_block_larger_than_the_budget_is_not_stored(tmp_path):
-    store(tmp_path, TOKENS, budget=1000)
+    store(tmp_path, TOKENS, budget=500)
     assert files(tmp_path) == []
-    assert open_cache(tmp_path, budget=1000).problem is None
+    assert open_cache(tmp_path, budget=500).problem is None
 
 
 def test_a_sum_that_is_lost_or_nonsense_is_counted_anew(tmp_path):
@@ -251,37 +251,34 @@ def test_clearing_nothing_is_no_error(tmp_path):
     assert CacheFolder(tmp_path / "none").usage() == []
 
 
-def _churn(root, seed, budget, n_texts):
-    """A process that stores and restores texts that share beginnings; exits with 1 when anything is wrong."""
-    rng = random.Random(seed)
-    for _ in range(n_texts):
-        tokens = text(BLOCK_TOKENS * rng.randint(1, 4) + 30, seed=rng.randrange(6))
-        store(Path(root), tokens, budget=budget)
-        got, backend = restored(Path(root), tokens, budget=budget)
-        if not is_true(backend, tokens, got):
-            os._exit(1)
-    os._exit(0)
+CHURN = """
+import sys
+seed, budget, *sys.path[:0] = sys.argv[1:]
+import pathlib, random
+from cache_parts import is_true, restored, store, text
+root, rng = pathlib.Path.cwd(), random.Random(int(seed))
+for _ in range(25):
+    tokens = text(128 * rng.randint(1, 4) + 30, seed=rng.randrange(6))
+    store(root, tokens, budget=int(budget))
+    got, backend = restored(root, tokens, budget=int(budget))
+    assert is_true(backend, tokens, got)
+"""
+IMPORTS = [str(Path(__file__).parent.parent), *filter(None, sys.path)]
 
 
 def test_processes_that_write_and_evict_at_once_agree(tmp_path):
-    budget = 12 * file_nbytes(BLOCK_TOKENS, 8 * BLOCK_TOKENS)
-    context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_churn, args=(str(tmp_path), seed, budget, 25)) for seed in range(2)]
-    for worker in workers:
-        worker.start()
-    while any(worker.is_alive() for worker in workers):
+    block = file_nbytes(BLOCK_TOKENS, 8 * BLOCK_TOKENS)
+    commands = [[sys.executable, "-c", CHURN, str(seed), str(12 * block), *IMPORTS] for seed in range(2)]
+    workers = [subprocess.Popen(command, cwd=tmp_path) for command in commands]
+    while any(worker.poll() is None for worker in workers):
         sizes = []
         for path in files(tmp_path):
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 sizes.append(path.stat().st_size)
-            except FileNotFoundError:
-                continue
-        assert sum(sizes) <= budget + 2 * file_nbytes(BLOCK_TOKENS, 8 * BLOCK_TOKENS)  # the listing is not one moment
+        assert sum(sizes) <= 14 * block  # a listing is not one moment
         time.sleep(0.02)
-    for worker in workers:
-        worker.join()
-        assert worker.exitcode == 0
-    assert sum(p.stat().st_size for p in files(tmp_path)) <= budget
+    assert [worker.wait() for worker in workers] == [0, 0]
+    assert sum(p.stat().st_size for p in files(tmp_path)) <= 12 * block
     assert list(tmp_path.rglob("*.part")) == []
 
 
@@ -299,10 +296,9 @@ for seed in itertools.count(int(sys.argv[1])):
 def kill_while_writing(root, n_kills):
     """Start a process that writes, kill -9 it at a random moment, look at what it left; `n_kills` times."""
     rng = random.Random(n_kills)
-    places = [str(Path(__file__).parent.parent), *filter(None, sys.path)]
     for number in range(n_kills):
         first = 1000 * number
-        command = [sys.executable, "-c", WRITER, str(first), *places]
+        command = [sys.executable, "-c", WRITER, str(first), *IMPORTS]
         with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE) as process:
             assert process.stdout.readline() == b"ready\n"
             time.sleep(rng.uniform(0, 0.15))

@@ -39,6 +39,11 @@ def answers(backend, seq=0):
     return np.concatenate([many, *ones])
 
 
+def holds(backend, blobs, step, seq=0):
+    """Whether the sequence's state is the saved one, to the last bit, wherever its cells lie."""
+    return all(backend.save_range(seq, *r) == blob for r, blob in zip(ranges(step), blobs[step], strict=True))
+
+
 def ranges(step):
     return [(start, min(start + step, LENGTH)) for start in range(0, LENGTH, step)]
 
@@ -76,13 +81,13 @@ def test_so_it_does_with_other_layouts_of_the_cache(model, options):
 
 
 def test_another_sequence_and_a_part_that_is_there_already(model, saved):
-    blobs, expected = saved
+    blobs, _ = saved
     backend = model.backend
     prefill(backend, seq=1)
     backend.apply(KVOp("remove", 1, 1, STEP + 10, -1))
     for (p0, p1), blob in list(zip(ranges(STEP), blobs[STEP], strict=True))[1:]:
         assert backend.load_range(1, p0, p1, blob)
-    np.testing.assert_allclose(answers(backend, 1), expected, atol=0.15)
+    assert holds(backend, blobs, STEP, seq=1)
 
 
 def test_saving_leaves_the_sequence_and_the_spare_one_as_they_were(model, saved):
@@ -109,13 +114,13 @@ def corruptions(blob):
 
 
 def test_a_blob_that_is_not_whole_is_refused_and_changes_nothing(model, saved):
-    blobs, expected = saved
+    blobs, _ = saved
     backend = model.backend
     for blob in corruptions(blobs[STEP][0]):
         assert not backend.load_range(0, 0, STEP, blob)
     assert not backend.load_range(0, 0, STEP, blobs[STEP][1]), "the state of other positions"
     prefill(backend)
-    np.testing.assert_array_equal(answers(backend), expected)
+    assert holds(backend, blobs, STEP)
 
 
 def test_a_blob_of_a_cache_of_another_type_is_refused(model, saved):
@@ -126,7 +131,7 @@ def test_a_blob_of_a_cache_of_another_type_is_refused(model, saved):
 
 
 def test_no_room_is_an_answer_and_changes_nothing(model, saved):
-    blobs, expected = saved
+    blobs, _ = saved
     backend = model.backend
     backend.forward([Row(1, np.full(400, 7, np.int32), 0, 400)])
     assert backend.load_range(0, 0, STEP, blobs[STEP][0])
@@ -134,7 +139,7 @@ def test_no_room_is_an_answer_and_changes_nothing(model, saved):
     backend.apply(KVOp("remove", 1, 1, 0, -1))
     for (p0, p1), blob in list(zip(ranges(STEP), blobs[STEP], strict=True))[1:]:
         assert backend.load_range(0, p0, p1, blob)
-    np.testing.assert_allclose(answers(backend), expected, atol=0.15)
+    assert holds(backend, blobs, STEP)
 
 
 @pytest.mark.parametrize("bad", [(0, 0, 0), (0, 10, 5), (0, -1, 5), (0, 0, LENGTH + 1), (2, 0, 5), (-1, 0, 5)])
