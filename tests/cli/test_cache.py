@@ -53,7 +53,7 @@ def test_a_second_run_restores_and_says_the_same(tmp_path, smollm2_gguf):
     other = json.loads(run(tmp_path, "run", smollm2_gguf, "Who are you?", *flags)[1])
     prompt = first["usage"]["prompt_tokens"]
     assert first["usage"]["cached_tokens"] == 0
-    assert again["usage"]["cached_tokens"] == prompt - 1
+    assert prompt - 4 <= again["usage"]["cached_tokens"] < prompt
     assert 200 < other["usage"]["cached_tokens"] < prompt - 5
     assert again["text"] == first["text"]
     found = info(tmp_path)
