@@ -49,7 +49,7 @@ class DiskPrefixCache:
         length, used = start, []
         for found in self._store.find(tokens) if self._can_load else []:
             if found.p1 > length:
-                block = self._store.read(found)
+                block = self._store.read(found, tokens)
                 if block is None or not self._load(backend, seq, found.p0, found.p1, block):
                     break
                 length = found.p1
@@ -76,7 +76,7 @@ class DiskPrefixCache:
         used, now_ns = [], time.time_ns()
         for place in chain(tokens, self._store.fingerprint):
             if place.key in self._unwritten or self._store.covers(place):
-                used.append(self._store.path(place))
+                used.append(self._store.path(place.name))
                 continue
             payload = backend.save_range(seq, place.p0, place.p1)
             if payload is None:

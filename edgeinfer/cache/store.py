@@ -52,7 +52,7 @@ class BlockStore:
 
     def has(self, place: Place) -> bool:
         """Whether the block is there."""
-        return os.path.exists(self._path(place.name))
+        return os.path.exists(self.path(place.name))
 
     def find(self, tokens: Tokens) -> list[Found]:
         """The files that together hold the longest stored beginning of `tokens`.
@@ -63,7 +63,7 @@ class BlockStore:
         for place in chain(tokens, self.fingerprint):
             if not self.has(place):
                 break
-            found.append(Found(self._path(place.name), parent, place.p0, place.p1))
+            found.append(Found(self.path(place.name), parent, place.p0, place.p1))
             parent, position = place.key, place.p1
         rest = tokens[position:]
         best = max(self._siblings(parent, rest), default=None, key=lambda sibling: sibling[0])
@@ -79,16 +79,21 @@ class BlockStore:
             and any(agreed == n_tokens for agreed, _ in self._siblings(place.parent, place.tokens))
         )
 
-    def read(self, found: Found) -> Block | None:
-        """The block, verified; None when it is gone. What is damaged or not what its name says is deleted."""
+    def read(self, found: Found, tokens: Tokens) -> Block | None:
+        """The block that was found for `tokens`, verified; None when it is gone.
+
+        What is damaged or not what its name says is deleted, so that it can be stored again.
+        """
         try:
             block = read_block(found.path, found.parent, self.fingerprint)
         except OSError:
             return None
-        if block is None:
+        if block is None or block.place.name != found.path.name:
             with suppress(OSError):
                 found.path.unlink()
-        return block
+            return None
+        wanted = tokens[found.p0 : found.p1]
+        return block if agreement(block.place.tokens, wanted) == len(wanted) else None
 
     def touch(self, paths: Iterable[Path], used_ns: int) -> None:
         """Note when the blocks of a chain, given in order, were used."""
@@ -100,17 +105,13 @@ class BlockStore:
         """Write blocks that are not there yet, parents first. Raises OSError; what was written before it stays."""
         with self._folder.locked():
             for block in blocks:
-                path = self._path(block.place.name)
+                path = self.path(block.place.name)
                 if path.exists():
                     continue
                 if not self._folder.reserve(block.nbytes):
                     return  # nor is there a use for what follows it
                 self._write(path, block)
                 self._delete_beginnings(path, block.place)
-
-    def path(self, place: Place) -> Path:
-        """The file of a block."""
-        return self._path(place.name)
 
     def _write(self, path: Path, block: Block) -> None:
         """Under another name, flushed to the disk, then renamed: under its own name a block is whole."""
@@ -133,7 +134,9 @@ class BlockStore:
             return
         self._root.mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-        (self._root / "model").write_text(self._model + "\n", "utf-8", "backslashreplace")
+        about = os.open(self._root / "model", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(about, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(self._model + "\n")
 
     def _delete_beginnings(self, path: Path, place: Place) -> None:
         """Blocks that are no more than a beginning of this one can only be less useful."""
@@ -146,7 +149,7 @@ class BlockStore:
         if len(tokens) < MIN_TOKENS:
             return []
         prefix = siblings_prefix(parent, tokens)
-        folder = self._path(prefix).parent
+        folder = self.path(prefix).parent
         found = []
         for name in _names(folder, prefix)[:MAX_SIBLINGS]:
             theirs = _tokens_in(folder / name)
@@ -155,7 +158,8 @@ class BlockStore:
                 found.append((agreed, folder / name))
         return found
 
-    def _path(self, name: str) -> Path:
+    def path(self, name: str) -> Path:
+        """The file of that name, whether it is there or not."""
         return self._root / name[:2] / name
 
 

@@ -72,6 +72,32 @@ def test_a_block_of_another_model_under_the_right_name_is_a_miss(tmp_path):
     assert check(ours) <= BLOCK_TOKENS
 
 
+@pytest.mark.parametrize("index", [0, 2])
+def test_a_block_of_another_text_after_the_same_beginning_under_the_right_name_is_a_miss(tmp_path, index):
+    """Whole, of this model, with the right parent: only its tokens are not those of its name."""
+    other = TOKENS.copy()
+    other[index * BLOCK_TOKENS + 10 :] ^= 1
+    store(tmp_path, TOKENS)
+    store(tmp_path, other)
+    foreign = next(p for p in list(chain(other, FINGERPRINT)) if p.p0 == index * BLOCK_TOKENS)
+    (source,) = tmp_path.rglob(foreign.name)
+    path_of(tmp_path, index).write_bytes(source.read_bytes())
+    assert check(tmp_path) <= index * BLOCK_TOKENS + 10
+
+
+def test_tokens_that_a_file_only_pretends_to_hold_are_a_miss(tmp_path):
+    """Its header is believed until the block is read."""
+    store(tmp_path, TOKENS[:100])
+    (path,) = files(tmp_path)
+    data = bytearray(path.read_bytes())
+    wanted = TOKENS[:100].copy()
+    wanted[50:] ^= 1
+    data[84 : 84 + 400] = wanted.astype("<i4").tobytes()
+    path.write_bytes(data)
+    assert open_cache(tmp_path).match(wanted) == 100
+    assert check(tmp_path, wanted) == 0
+
+
 def test_a_block_of_another_place_under_the_right_name_is_a_miss(tmp_path):
     store(tmp_path, TOKENS)
     path_of(tmp_path, 2).write_bytes(path_of(tmp_path, 1).read_bytes())
