@@ -15,7 +15,16 @@ import pytest
 from cache_parts import FINGERPRINT, computed, files, fresh, is_true, open_cache, restored, store, text
 
 from edgeinfer.cache import store as store_module
-from edgeinfer.cache.block import BLOCK_TOKENS, Block, chain, file_nbytes
+from edgeinfer.cache.block import (
+    BLOCK_TOKENS,
+    Block,
+    Place,
+    chain,
+    child_key,
+    file_nbytes,
+    root_key,
+    write_block,
+)
 from edgeinfer.cache.folder import CacheFolder
 
 TOKENS = text(3 * BLOCK_TOKENS + 40)
@@ -83,6 +92,31 @@ def test_a_block_of_another_text_after_the_same_beginning_under_the_right_name_i
     (source,) = tmp_path.rglob(foreign.name)
     path_of(tmp_path, index).write_bytes(source.read_bytes())
     assert check(tmp_path) <= index * BLOCK_TOKENS + 10
+    store(tmp_path, TOKENS)
+    assert check(tmp_path) == len(TOKENS), "it was deleted, and is stored again"
+
+
+def test_a_block_of_another_model_that_pretends_to_follow_ours_is_a_miss(tmp_path):
+    """Even when it is whole and its name is its own: its key is not the one that our model gives these tokens."""
+    store(tmp_path, TOKENS[:BLOCK_TOKENS])
+    (path,) = files(tmp_path)
+    parent, tokens = root_key(FINGERPRINT), TOKENS[:BLOCK_TOKENS]
+    place = Place(parent, child_key(parent, tokens, b"g" * 32), tokens, 0)
+    path.unlink()
+    with open(path.with_name(place.name), "wb") as file:
+        write_block(file, Block(place, bytes(8 * BLOCK_TOKENS)))
+    assert open_cache(tmp_path).match(tokens) == BLOCK_TOKENS
+    assert check(tmp_path, tokens) == 0
+
+
+def test_a_block_is_read_only_for_the_tokens_that_it_holds(tmp_path):
+    store(tmp_path, TOKENS)
+    cache = open_cache(tmp_path)
+    found = cache._store.find(TOKENS)[1]
+    other = TOKENS.copy()
+    other[found.p1 - 1] ^= 1
+    assert cache._store.read(found, other) is None
+    assert cache._store.read(found, TOKENS) is not None
 
 
 def test_tokens_that_a_file_only_pretends_to_hold_are_a_miss(tmp_path):

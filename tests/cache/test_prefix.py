@@ -3,6 +3,7 @@
 import os
 import stat
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -165,6 +166,7 @@ def test_the_blocks_are_copied_at_once_and_written_later(tmp_path):
     with CacheFolder(tmp_path).locked():  # the writer has to wait
         cache.remember(backend, 0, tokens)
         backend.apply(KVOp("remove", 0, 0, 0, -1))
+        time.sleep(0.2)
         assert files(tmp_path) == []
     cache.close(30)
     assert is_true(restored(tmp_path, tokens)[1], tokens, 300)
