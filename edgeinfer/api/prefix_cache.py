@@ -70,7 +70,7 @@ def cache_info() -> CacheInfo:
         budget = folder.budget_nbytes()
     except OSError as error:
         raise _unusable(folder, error) from None
-    nbytes, blocks = sum(m.nbytes for m in models), sum(m.blocks for m in models)
+    nbytes, blocks = sum(m.bytes for m in models), sum(m.blocks for m in models)
     return CacheInfo(str(folder.root), nbytes, budget, blocks, tuple(models))
 
 

@@ -37,7 +37,7 @@ class ModelUsage:
 
     model: str
     blocks: int
-    nbytes: int
+    bytes: int
     last_used_s: float
     """Seconds since the epoch."""
 

@@ -28,7 +28,7 @@ def info(as_json: AsJson = False) -> None:
     console.result(f"{table.size(found.bytes)} of {table.size(found.budget_bytes)} in {found.blocks} blocks")
     if found.models:
         rows = [
-            (_when(m.last_used_s), str(m.blocks), table.size(m.nbytes), table.one_line(m.model, indent=48))
+            (_when(m.last_used_s), str(m.blocks), table.size(m.bytes), table.one_line(m.model, indent=48))
             for m in found.models
         ]
         console.result("\n" + table.render(("last used", "blocks", "size", "model"), rows, "<>><"))

@@ -298,7 +298,7 @@ def test_clearing_leaves_other_files_alone(tmp_path):
     folder = CacheFolder(tmp_path)
     (usage,) = folder.usage()
     assert (usage.model, usage.blocks) == ("a-model.gguf", 4)
-    assert folder.clear() == usage.nbytes == sum([file_nbytes(n, 8 * n) for n in (128, 128, 128, 40)])
+    assert folder.clear() == usage.bytes == sum([file_nbytes(n, 8 * n) for n in (128, 128, 128, 40)])
     assert folder.usage() == []
     assert (tmp_path / "notes" / "mine.txt").read_text() == "mine"
     assert check(tmp_path) == 0
