@@ -66,7 +66,7 @@ def test_a_second_run_restores_and_says_the_same(tmp_path, smollm2_gguf):
 
 @pytest.mark.model
 def test_other_options_do_not_share_it_and_without_it_nothing_is_kept(tmp_path, smollm2_gguf):
-    flags = ["-s", SYSTEM, "-n", 2, "--temp", 0, "--json"]
+    flags = ["-s", SYSTEM[:200], "-n", 2, "--temp", 0, "--json"]
 
     def cached(*more):
         return json.loads(run(tmp_path, "run", smollm2_gguf, "hi", *flags, *more)[1])["usage"]["cached_tokens"]
