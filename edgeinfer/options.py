@@ -78,6 +78,8 @@ class RuntimeOptions:
     cache_type_v: str = "f16"
     mmap: bool = True
     mlock: bool = False
+    prefix_cache: bool = True
+    """Keep the KV state of prompts on disk, and use what is there."""
 
     def __post_init__(self) -> None:
         """Refuse with a UsageError what the library would answer by ending the process."""

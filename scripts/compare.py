@@ -108,7 +108,7 @@ def start(bench: Bench) -> Iterator[Row]:
     """The whole process for one token."""
     for name, entry in MODELS.items():
         model = fetch(entry)
-        run_one = [*EDGEINFER, "run", model, "hi", "-n", "1", "--temp", "0", "-c", CTX_SIZE]
+        run_one = [*EDGEINFER, "run", model, "hi", "-n", "1", "--temp", "0", "-c", CTX_SIZE, "--no-prefix-cache"]
         complete = [bench.peers.tool("llama-completion"), "-m", model, "-p", "hi", "-n", "1", "--temp", "0"]
         runs = alternate(
             {

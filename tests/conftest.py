@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,12 +29,25 @@ def minilm_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpack_checkpoint(tmp_path_factory.mktemp("minilm"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What edgeinfer keeps goes into a directory of the tests', not into that of whoever runs them."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGEINFER_HOME", str(home))
+        yield home
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever uses the real model is marked so, whether its author thought of it or not."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Whatever uses the real model is marked so, whether its author thought of it or not; slow ones are asked for."""
     for item in items:
         if {"smollm2_gguf", "smollm2_checkpoint", "minilm_checkpoint"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.model)
+    if "slow" not in config.option.markexpr:
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        items[:] = [item for item in items if item not in slow]
+        config.hook.pytest_deselected(items=slow)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -26,7 +26,7 @@ from edgeinfer.native.quantize import GGMLQuantizer
 from edgeinfer.options import ConvertOptions, RuntimeOptions
 from edgeinfer.types import Refusal, Row, Tokens, Vocabulary
 
-_VERIFY_OPTIONS = RuntimeOptions(ctx_size=64)
+_VERIFY_OPTIONS = RuntimeOptions(ctx_size=64, prefix_cache=False)
 _DEFAULTS = ConvertOptions()
 
 

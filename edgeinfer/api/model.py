@@ -14,7 +14,9 @@ import numpy as np
 
 from edgeinfer.api.files import checked_header, resolve
 from edgeinfer.api.memory import check_context
+from edgeinfer.api.prefix_cache import open_prefix_cache
 from edgeinfer.api.vocabulary import vocabulary_of
+from edgeinfer.cache.prefix import CLOSE_WAIT_S, DiskPrefixCache
 from edgeinfer.errors import UsageError
 from edgeinfer.gguf_file.describe import readable
 from edgeinfer.gguf_file.header import Header
@@ -76,10 +78,15 @@ def load(
         # Beginnings of texts outlive their requests in sequences of their own, where those cost nothing.
         kept = 0 if max_sequences == 1 or native.is_stateful else max_sequences
         backend = opened.enter_context(NativeBackend(native, options, max_sequences=max_sequences + kept))
+        cache = open_prefix_cache(header, backend, options, library.build()) if options.prefix_cache else None
         engine = Engine(
-            backend, NativeSamplerFactory(native.vocabulary), limits=limits, max_request_tokens=max_request_tokens
+            backend,
+            NativeSamplerFactory(native.vocabulary),
+            cache,
+            limits=limits,
+            max_request_tokens=max_request_tokens,
         )
-        loaded = Model(header, native, backend, engine, load_ms=(time.perf_counter() - started_s) * 1e3)
+        loaded = Model(header, native, backend, engine, cache, load_ms=(time.perf_counter() - started_s) * 1e3)
         opened.pop_all()
     return loaded
 
@@ -90,11 +97,19 @@ class Model:
     kernels = "llama.cpp"
 
     def __init__(
-        self, header: Header, native: NativeModel, backend: NativeBackend, engine: Engine, *, load_ms: float
+        self,
+        header: Header,
+        native: NativeModel,
+        backend: NativeBackend,
+        engine: Engine,
+        prefix_cache: DiskPrefixCache | None,
+        *,
+        load_ms: float,
     ) -> None:
         self.header = header
         self.native = native
         self.backend = backend
+        self.prefix_cache = prefix_cache
         self.load_ms = load_ms
         self.vocabulary = vocabulary_of(header, native.vocabulary)
         self.engine = engine
@@ -164,8 +179,14 @@ class Model:
         """End the running answers soon, in the middle of a prompt too; from any thread."""
         self.engine.interrupt()
 
+    def finish_writing(self, wait_s: float = CLOSE_WAIT_S) -> None:
+        """Wait until the prefix cache is written, for a process that is about to end, and no longer than `wait_s`."""
+        if self.prefix_cache is not None:
+            self.prefix_cache.close(wait_s)
+
     def close(self) -> None:
         """Free everything."""
+        self.finish_writing()
         self.backend.close()
         self.native.close()
 

@@ -60,7 +60,7 @@ def _measure(
 ) -> Row:
     test_time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     machine.reset_peak_rss()
-    with load(path, replace(options, ctx_size=test.n_ctx)) as model:
+    with load(path, replace(options, ctx_size=test.n_ctx, prefix_cache=False)) as model:
         bos = model.vocabulary.bos if model.vocabulary.adds_bos else None
         samples = Runner(model.backend, bos=bos).run(test, repetitions)
         peak_rss_bytes = machine.peak_rss_bytes()

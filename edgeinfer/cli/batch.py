@@ -12,9 +12,10 @@ from typing import Annotated, Any, BinaryIO
 import typer
 
 from edgeinfer.cli import console
+from edgeinfer.cli.ending import leave
 from edgeinfer.cli.interrupt import ending_at_once, on_interrupt
 from edgeinfer.cli.progress import Meter
-from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap
+from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap, NoPrefixCache
 from edgeinfer.errors import InterruptedByUser, UsageError
 from edgeinfer.options import RuntimeOptions
 
@@ -44,6 +45,7 @@ def command(
     cache_type_k: CacheTypeK = DEFAULTS.cache_type_k,
     cache_type_v: CacheTypeV = DEFAULTS.cache_type_v,
     no_mmap: NoMmap = False,
+    no_prefix_cache: NoPrefixCache = False,
     mlock: Mlock = DEFAULTS.mlock,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
 ) -> None:
@@ -59,6 +61,7 @@ def command(
         cache_type_k=cache_type_k,
         cache_type_v=cache_type_v,
         mmap=not no_mmap,
+        prefix_cache=not no_prefix_cache,
         mlock=mlock,
     )
     if resume and output == _STANDARD_STREAM:
@@ -86,7 +89,7 @@ def command(
         if work.stopped:
             hint = "--resume goes on" if output != _STANDARD_STREAM else ""
             console.note("error: interrupted" + (f" ({hint})" if hint else ""))
-    console.leave(InterruptedByUser.exit_code if work.stopped else 0)
+    leave(loaded, InterruptedByUser.exit_code if work.stopped else 0, verbose=verbose)
 
 
 def _input(rows: str, stack: contextlib.ExitStack) -> tuple[BinaryIO, int | None]:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeinfer.cli import console, inputs
+from edgeinfer.cli.ending import leave
 from edgeinfer.cli.interrupt import ending_at_once, on_interrupt
-from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap
+from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap, NoPrefixCache
 from edgeinfer.errors import UsageError
 from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams, parse_logit_bias
 
@@ -94,6 +95,7 @@ def command(
     cache_type_v: CacheTypeV = DEFAULTS.cache_type_v,
     no_mmap: NoMmap = False,
     mlock: Mlock = DEFAULTS.mlock,
+    no_prefix_cache: NoPrefixCache = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
 ) -> None:
     """Answer a prompt, or chat when there is none and this is a terminal."""
@@ -105,6 +107,7 @@ def command(
         cache_type_v=cache_type_v,
         mmap=not no_mmap,
         mlock=mlock,
+        prefix_cache=not no_prefix_cache,
     )
     given: dict[str, Any] = {
         "temperature": temp,
@@ -144,10 +147,10 @@ def command(
         from edgeinfer.cli import chat
 
         chat.run(loaded, system=system, params=params, max_tokens=max_tokens, stop=stop or ())
-        console.leave(0)
+        leave(loaded, 0, verbose=verbose)
     with ending_at_once(as_json=as_json):  # a long text takes its time to become tokens
         stream = loaded.stream(text, system=system, raw=raw, params=params, max_tokens=max_tokens, stop=stop or ())
-    console.leave(_show(loaded, stream, as_json=as_json))
+    leave(loaded, _show(loaded, stream, as_json=as_json), verbose=verbose)
 
 
 def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> int:

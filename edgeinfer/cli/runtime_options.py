@@ -17,3 +17,6 @@ CacheTypeK = Annotated[
 CacheTypeV = Annotated[str, typer.Option("-ctv", "--cache-type-v", metavar="TYPE", help="Type of the V cache.")]
 NoMmap = Annotated[bool, typer.Option("--no-mmap", help="Read the file instead of mapping it.")]
 Mlock = Annotated[bool, typer.Option("--mlock", help="Keep the model in memory.")]
+NoPrefixCache = Annotated[
+    bool, typer.Option("--no-prefix-cache", help="Neither use nor keep the KV state of prompts on disk.")
+]

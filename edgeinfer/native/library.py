@@ -133,6 +133,11 @@ def version() -> str:
     return str(llama.llama_version().decode())
 
 
+def build() -> str:
+    """Which compiled library this is, and which of its kernels this machine runs."""
+    return f"{version()} {system_info()}"
+
+
 def system_info() -> str:
     """What the library was built for and found: CPU features, OpenMP, GPU backends."""
     return str(llama.llama_print_system_info().decode())

@@ -129,13 +129,13 @@ def _is_whole(piece: memoryview, p0: int, p1: int) -> bool:
         offset = _HEAD.size
         while offset < len(piece):
             offset = _end_of_cache(piece, offset, p0, p1)
-    except (ValueError, struct.error):
+    except (ValueError, OverflowError, struct.error):
         return False
     return magic == _MAGIC and offset == len(piece) > _HEAD.size
 
 
 def _end_of_cache(piece: memoryview, offset: int, p0: int, p1: int) -> int:
-    """Where the cache that begins at `offset` ends. Raises ValueError or struct.error for another layout."""
+    """Where the cache that begins at `offset` ends; ValueError, OverflowError, struct.error for another layout."""
     n_streams, n_cells = _CACHE.unpack_from(piece, offset)
     if (n_streams, n_cells) != (1, p1 - p0):
         raise ValueError("not the cells of this range")

@@ -84,7 +84,7 @@ def evaluate(
     """
     started_s = time.perf_counter()
     content = read_text(Path(text))
-    options = replace(options, ctx_size=ctx_size, batch_size=passages.MAX_PASS_TOKENS)
+    options = replace(options, ctx_size=ctx_size, batch_size=passages.MAX_PASS_TOKENS, prefix_cache=False)
     with contextlib.ExitStack() as stack:
         models = [stack.enter_context(load(path, options)) for path in (model, reference) if path is not None]
         if len(models) > 1:

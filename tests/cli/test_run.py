@@ -16,6 +16,12 @@ COMMAND = [sys.executable, "-m", "edgeinfer", "run"]
 QUESTION = "Why is the sky blue?"
 
 
+@pytest.fixture(autouse=True)
+def always_cold(monkeypatch):
+    """Two runs compute in the same batches, so that their texts can be compared; test_cache.py is about the rest."""
+    monkeypatch.setenv("EDGEINFER_PREFIX_CACHE_SIZE", "0")
+
+
 def run(*arguments, stdin=None, **options):
     stdin_options = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
     return subprocess.run(

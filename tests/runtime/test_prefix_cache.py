@@ -1,0 +1,109 @@
+"""The engine with a prefix cache: every text is the one without, and `cached_tokens` are the truth."""
+
+import numpy as np
+import pytest
+from cache_parts import open_cache
+
+from edgeinfer.cache.folder import CacheFolder
+from edgeinfer.options import SamplingParams
+from edgeinfer.runtime.engine import Engine
+from edgeinfer.runtime.fake import FakeBackend, make_fake_sampler
+from edgeinfer.types import Request
+
+SAMPLED = SamplingParams(temperature=0.7, seed=7, ignore_eos=True)
+SYSTEM = "You are a helpful assistant. " * 12
+QUESTIONS = [SYSTEM + "Why is the sky blue?", SYSTEM + "What is 2 + 2?", "Something else entirely. " * 8]
+
+
+class Process:
+    """What a process has: a model, an engine, a view of the cache on disk."""
+
+    def __init__(self, root, **options):
+        self.backend = FakeBackend(**{"n_ctx": 2000, "max_batch_tokens": 64, **options})
+        self.cache = open_cache(root) if root else None
+        self.engine = Engine(self.backend, make_fake_sampler, self.cache)
+
+    def ask(self, *prompts, max_tokens=8):
+        requests = [
+            self.engine.submit(Request(i, np.frombuffer(p.encode(), np.uint8).astype(np.int32), SAMPLED, max_tokens))
+            for i, p in enumerate(prompts)
+        ]
+        for _ in range(1000):
+            if not self.engine.has_work:
+                break
+            self.engine.step()
+        assert not self.engine.has_work
+        if self.cache:
+            self.cache.close(30)
+        return [(g.tokens[g.prompt_tokens :], g.cached_tokens) for g in requests]
+
+
+def cold(prompt, **options):
+    ((tokens, _),) = Process(None).ask(prompt, **options)
+    return tokens
+
+
+def test_a_second_process_restores_what_the_first_computed(tmp_path):
+    (first,) = Process(tmp_path).ask(QUESTIONS[0])
+    again = Process(tmp_path)
+    (second,) = again.ask(QUESTIONS[0])
+    other = Process(tmp_path)
+    (third,) = other.ask(QUESTIONS[1])
+    assert first == (cold(QUESTIONS[0]), 0)
+    assert second == (cold(QUESTIONS[0]), len(QUESTIONS[0]) - 1)
+    assert again.backend.computed_tokens == 1 + 7  # the prompt's last token, and the answer but its last
+    shared = len(SYSTEM) + 2  # both questions begin with "Wh"
+    assert third == (cold(QUESTIONS[1]), shared)
+    assert other.backend.computed_tokens == len(QUESTIONS[1]) - shared + 7
+
+
+def test_requests_side_by_side_are_remembered_and_restored(tmp_path):
+    expected = [cold(q) for q in QUESTIONS]
+    assert [tokens for tokens, _ in Process(tmp_path).ask(*QUESTIONS)] == expected
+    answers = Process(tmp_path).ask(*QUESTIONS)
+    assert [tokens for tokens, _ in answers] == expected
+    assert [cached for _, cached in answers] == [len(q) - 1 for q in QUESTIONS]
+
+
+def test_what_is_resident_goes_before_what_is_on_disk(tmp_path):
+    Process(tmp_path).ask(QUESTIONS[0])
+    process = Process(tmp_path)
+    process.ask(QUESTIONS[0])
+    CacheFolder(tmp_path).clear()
+    (again,) = process.ask(QUESTIONS[0])
+    assert again == (cold(QUESTIONS[0]), len(QUESTIONS[0]) - 1)
+
+
+@pytest.mark.parametrize("n_ctx", [400, 700])
+def test_a_small_context_changes_no_text(tmp_path, n_ctx):
+    Process(tmp_path).ask(*QUESTIONS)
+    expected = [cold(q) for q in QUESTIONS]
+    answers = Process(tmp_path, n_ctx=n_ctx).ask(*QUESTIONS)
+    assert [tokens for tokens, _ in answers] == expected
+
+
+def test_a_prompt_that_fills_the_context_is_no_trouble(tmp_path):
+    prompt = "x" * 299
+    for _ in range(2):
+        process = Process(tmp_path, n_ctx=300)
+        ((tokens, _),) = process.ask(prompt, max_tokens=50)
+        assert tokens == cold(prompt, max_tokens=50)[: len(tokens)]
+        assert len(tokens) == 2
+
+
+def test_an_interrupted_prompt_is_kept_as_far_as_it_got(tmp_path):
+    process = Process(tmp_path)
+    process.engine.submit(Request(0, np.frombuffer(QUESTIONS[0].encode(), np.uint8).astype(np.int32), SAMPLED, 8))
+    for _ in range(3):
+        process.engine.step()
+    process.engine.interrupt()
+    process.engine.step()
+    process.cache.close(30)
+    (answer,) = Process(tmp_path).ask(QUESTIONS[0])
+    assert answer == (cold(QUESTIONS[0]), 3 * 64)
+
+
+def test_memory_that_cannot_be_saved_works_as_ever(tmp_path):
+    for _ in range(2):
+        ((tokens, cached),) = Process(tmp_path, can_trim=False).ask(QUESTIONS[0])
+        assert (tokens, cached) == (cold(QUESTIONS[0]), 0)
