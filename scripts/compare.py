@@ -79,6 +79,28 @@ def _convert(bench: Bench, name: str, checkpoint: Path) -> Iterator[Row]:
     yield (f"{what}, intermediate file", "none", f"{intermediate.stat().st_size / 1e6:.0f} MB", "", "none")
 
 
+def convert_gguf(bench: Bench) -> Iterator[Row]:
+    """A GGUF file as the source: BF16 to Q4_K_M."""
+    source, output = bench.scratch / "source.gguf", bench.scratch / "ours.gguf"
+    checkpoint = _script("make_checkpoint.py", LARGE)
+    run_commands([*EDGEINFER, "convert", checkpoint, "-t", "bf16", "-o", source, "--overwrite", "--no-verify"])
+    ours = [*EDGEINFER, "convert", source, "-t", "q4_k_m", "-o", output, "--overwrite"]
+    quantize = [bench.peers.tool("llama-quantize"), source, bench.scratch / "theirs.gguf", "Q4_K_M"]
+    runs = alternate(
+        {
+            "edgeinfer": lambda: run_commands(ours),
+            "edgeinfer --no-verify": lambda: run_commands([*ours, "--no-verify"]),
+            "llama-quantize": lambda: run_commands(quantize),
+        },
+        bench.repetitions,
+    )
+    verified, plain, theirs = runs.values()
+    what = "convert Qwen2.5-Coder-0.5B from a BF16 GGUF to Q4_K_M"
+    yield _lower(f"{what}, with verification", seconds(verified), seconds(theirs), "s", "1.00")
+    yield _lower(f"{what}, `--no-verify`", seconds(plain), seconds(theirs), "s", "")
+    yield _lower(f"{what}, peak memory, `--no-verify`", peak_mb(plain), peak_mb(theirs), "MB", "350 MB", 0)
+
+
 def throughput(bench: Bench) -> Iterator[Row]:
     """Tokens per second of a prompt and one by one: pp512, tg128."""
     for name, entry in MODELS.items():
@@ -146,6 +168,7 @@ def memory(bench: Bench) -> Iterator[Row]:
 COMPARISONS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "convert-small": convert_small,
     "convert-large": convert_large,
+    "convert-gguf": convert_gguf,
     "throughput": throughput,
     "start": start,
     "help": help_text,
