@@ -272,9 +272,9 @@ def test_a_number_of_sequences_that_cannot_be_is_refused(smollm2_gguf, max_seque
 def test_a_batch_shares_its_beginning_and_one_that_was_swapped_goes_on(smollm2_gguf):
     text = "The following is a list of facts about the capital cities of the world, one per line. " * 3
     prompts = [text + f"The capital of {country} is" for country in ("France", "Italy", "Japan")]
-    with edgeinfer.load(smollm2_gguf, RuntimeOptions(ctx_size=512), max_sequences=2) as model:
+    with edgeinfer.load(smollm2_gguf, RuntimeOptions(ctx_size=512, prefix_cache=False), max_sequences=2) as model:
         alone = [model.generate(p, raw=True, params=GREEDY, max_tokens=4).text for p in prompts]
-    with edgeinfer.load(smollm2_gguf, RuntimeOptions(ctx_size=512), max_sequences=2) as model:
+    with edgeinfer.load(smollm2_gguf, RuntimeOptions(ctx_size=512, prefix_cache=False), max_sequences=2) as model:
         low = model.stream(prompts[0], raw=True, params=GREEDY, max_tokens=4)
         other = model.stream(prompts[1], raw=True, params=GREEDY, max_tokens=4)
         for _ in range(3):
