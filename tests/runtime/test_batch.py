@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -113,8 +112,13 @@ def test_waiting_for_input_does_not_stop_what_runs():
 
 def test_stopping_gives_what_is_finished_and_leaves_nothing_behind():
     work = make([("a", 2), ("b", 10_000), ("c", 2)])
-    threading.Thread(target=lambda: (time.sleep(0.05), work.stop())).start()
-    assert [e.row[0] for e in work] == ["a"]
+    rows = []
+    for entry in work:
+        rows.append(entry.row[0])
+        stopper = threading.Thread(target=work.stop)
+        stopper.start()
+        stopper.join()
+    assert rows == ["a"]
     assert not work._engine.has_work
 
 
