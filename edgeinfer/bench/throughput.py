@@ -16,6 +16,7 @@ from edgeinfer.bench.measure import Runner, Samples, Trial
 from edgeinfer.bench.report import FIELDS, JSON_ONLY_FIELDS, Row
 from edgeinfer.errors import UsageError
 from edgeinfer.gguf_file.header import Header
+from edgeinfer.native.devices import peak_rss_bytes
 from edgeinfer.options import RuntimeOptions
 
 _LOAD_MODES = {(True, False): "mmap", (True, True): "mmap+mlock", (False, True): "mlock", (False, False): "none"}
@@ -63,14 +64,14 @@ def _measure(
     with load(path, replace(options, ctx_size=test.n_ctx, prefix_cache=False)) as model:
         bos = model.vocabulary.bos if model.vocabulary.adds_bos else None
         samples = Runner(model.backend, bos=bos).run(test, repetitions)
-        peak_rss_bytes = machine.peak_rss_bytes()
+        peak = peak_rss_bytes() or None
         header, threads, load_ms = model.header, model.backend.threads, model.load_ms
         about = machine_and_model(path, model)
     if threads not in bandwidths:
         bandwidths[threads] = roofline.memory_bandwidth_gbps(threads)
     ours: Row = {
         **_latency(test, samples),
-        "peak_rss_bytes": peak_rss_bytes,
+        "peak_rss_bytes": peak,
         "load_ms": round(load_ms, 3),
         **_roofline(test, samples, header, bandwidths[threads]),
     }
