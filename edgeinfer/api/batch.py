@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from edgeinfer.api.files import checked_header, resolve
+from edgeinfer.api.memory import expected_nbytes
 from edgeinfer.api.model import Model, load
 from edgeinfer.errors import EdgeinferError, UnusableInputError, UsageError
 from edgeinfer.gguf_file.describe import kv_nbytes_per_token
@@ -20,7 +21,6 @@ from edgeinfer.gguf_file.header import Header
 from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams, parse_logit_bias
 from edgeinfer.runtime.answer import Reply
 from edgeinfer.runtime.batch import Batch, Entry, ReadAhead
-from edgeinfer.runtime.memory import available_nbytes
 from edgeinfer.types import Tokens
 
 MAX_PARALLEL = 120
@@ -110,7 +110,7 @@ def document(entry: Entry[Row]) -> dict[str, Any]:
 def _fitted_ctx_size(header: Header, parallel: int, least: int) -> int:
     """Tokens of KV cache for so many requests, as far as a quarter of the free memory goes, at least `least`."""
     wanted = parallel * _TOKENS_PER_REQUEST
-    per_token, available = kv_nbytes_per_token(header), available_nbytes()
+    per_token, available = kv_nbytes_per_token(header), expected_nbytes()
     if per_token and available is not None:
         wanted = min(wanted, (available - header.tensor_nbytes) // 4 // per_token)
     return max(least, wanted)

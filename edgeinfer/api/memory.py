@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from edgeinfer.errors import ResourceError
@@ -54,6 +55,17 @@ def available_nbytes() -> int | None:
         if line.startswith("inactive_file ")
     )
     return min(free, max(0, limit - used + cache))
+
+
+def expected_nbytes() -> int | None:
+    """The same, and where the system does not tell that, half of what is built in."""
+    available = available_nbytes()
+    if available is not None:
+        return available
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 def _type(name: str) -> GGMLType:

@@ -18,7 +18,7 @@ import numpy as np
 
 from edgeinfer.api.batch import MAX_PARALLEL
 from edgeinfer.api.model import Model, load
-from edgeinfer.bench.report import Column, Row, Schema, model_columns, ms
+from edgeinfer.bench.report import FIELDS, Column, Row, Schema, model_columns, ms
 from edgeinfer.bench.throughput import machine_and_model
 from edgeinfer.errors import UsageError
 from edgeinfer.options import RuntimeOptions, SamplingParams
@@ -29,16 +29,19 @@ TAIL_TOKENS = 16
 """Of every prompt of the prefix suite, after the common beginning."""
 _GREEDY = SamplingParams(temperature=0)
 _ABOUT = {
-    "build_commit": "TEXT",
-    "build_number": "INTEGER",
-    "cpu_info": "TEXT",
-    "gpu_info": "TEXT",
-    "backends": "TEXT",
-    "model_filename": "TEXT",
-    "model_type": "TEXT",
-    "model_size": "INTEGER",
-    "model_n_params": "INTEGER",
-    "n_threads": "INTEGER",
+    name: FIELDS[name]
+    for name in (
+        "build_commit",
+        "build_number",
+        "cpu_info",
+        "gpu_info",
+        "backends",
+        "model_filename",
+        "model_type",
+        "model_size",
+        "model_n_params",
+        "n_threads",
+    )
 }
 _FIGURES = {
     "pp": "INTEGER",

@@ -15,7 +15,16 @@ from edgeinfer.cli import console
 from edgeinfer.cli.ending import leave
 from edgeinfer.cli.interrupt import ending_at_once, on_interrupt
 from edgeinfer.cli.progress import Meter
-from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap, NoPrefixCache
+from edgeinfer.cli.runtime_options import (
+    DEFAULTS,
+    CacheTypeK,
+    CacheTypeV,
+    FlashAttn,
+    Mlock,
+    NoMmap,
+    NoPrefixCache,
+    Threads,
+)
 from edgeinfer.errors import InterruptedByUser, UsageError
 from edgeinfer.options import RuntimeOptions
 
@@ -38,9 +47,7 @@ def command(
         int | None,
         typer.Option("-c", "--ctx-size", help="Tokens that all requests share [default: what suits model and memory]."),
     ] = DEFAULTS.ctx_size,
-    threads: Annotated[
-        int | None, typer.Option("--threads", help="Threads [default: physical cores].")
-    ] = DEFAULTS.threads,
+    threads: Threads = DEFAULTS.threads,
     flash_attn: FlashAttn = DEFAULTS.flash_attn,
     cache_type_k: CacheTypeK = DEFAULTS.cache_type_k,
     cache_type_v: CacheTypeV = DEFAULTS.cache_type_v,

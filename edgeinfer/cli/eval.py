@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeinfer.cli import console, progress, table
+from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap, Threads
 from edgeinfer.errors import CheckFailedError, UsageError
-from edgeinfer.options import CACHE_TYPES, FLASH_ATTN, RuntimeOptions
+from edgeinfer.options import RuntimeOptions
 
 if TYPE_CHECKING:
     from edgeinfer.quality.evaluate import Evaluation
-
-_RUNTIME = RuntimeOptions()
 
 
 def command(
@@ -31,16 +30,12 @@ def command(
     max_kld: Annotated[
         float | None, typer.Option("--max-kld", help="Fail (exit code 7) if the mean KL divergence is above this.")
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option("--threads", help="Threads [default: physical cores].")
-    ] = _RUNTIME.threads,
-    flash_attn: Annotated[str, typer.Option("--flash-attn", metavar="|".join(FLASH_ATTN))] = _RUNTIME.flash_attn,
-    cache_type_k: Annotated[
-        str, typer.Option("--cache-type-k", help=f"Type of the K cache: {', '.join(CACHE_TYPES)}.")
-    ] = _RUNTIME.cache_type_k,
-    cache_type_v: Annotated[str, typer.Option("--cache-type-v", help="Type of the V cache.")] = _RUNTIME.cache_type_v,
-    no_mmap: Annotated[bool, typer.Option("--no-mmap", help="Read the file instead of mapping it.")] = False,
-    mlock: Annotated[bool, typer.Option("--mlock", help="Keep the model in memory.")] = False,
+    threads: Threads = DEFAULTS.threads,
+    flash_attn: FlashAttn = DEFAULTS.flash_attn,
+    cache_type_k: CacheTypeK = DEFAULTS.cache_type_k,
+    cache_type_v: CacheTypeV = DEFAULTS.cache_type_v,
+    no_mmap: NoMmap = False,
+    mlock: Mlock = DEFAULTS.mlock,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Measure how well a model predicts a text and, with a reference, how far it is from that."""

@@ -13,7 +13,16 @@ import typer
 from edgeinfer.cli import console, inputs
 from edgeinfer.cli.ending import leave
 from edgeinfer.cli.interrupt import ending_at_once, on_interrupt
-from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap, NoPrefixCache
+from edgeinfer.cli.runtime_options import (
+    DEFAULTS,
+    CacheTypeK,
+    CacheTypeV,
+    FlashAttn,
+    Mlock,
+    NoMmap,
+    NoPrefixCache,
+    Threads,
+)
 from edgeinfer.errors import UsageError
 from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams, parse_logit_bias
 
@@ -87,9 +96,7 @@ def command(
         int | None,
         typer.Option("-c", "--ctx-size", help=f"Context in tokens [default: the model's, up to {DEFAULT_CTX_SIZE}]."),
     ] = DEFAULTS.ctx_size,
-    threads: Annotated[
-        int | None, typer.Option("--threads", help="Threads [default: physical cores].")
-    ] = DEFAULTS.threads,
+    threads: Threads = DEFAULTS.threads,
     flash_attn: FlashAttn = DEFAULTS.flash_attn,
     cache_type_k: CacheTypeK = DEFAULTS.cache_type_k,
     cache_type_v: CacheTypeV = DEFAULTS.cache_type_v,

@@ -10,6 +10,7 @@ from edgeinfer.options import CACHE_TYPES, FLASH_ATTN, RuntimeOptions
 
 DEFAULTS = RuntimeOptions()
 
+Threads = Annotated[int | None, typer.Option("--threads", help="Threads [default: physical cores].")]
 FlashAttn = Annotated[str, typer.Option("-fa", "--flash-attn", metavar="|".join(FLASH_ATTN), help="Flash attention.")]
 CacheTypeK = Annotated[
     str, typer.Option("-ctk", "--cache-type-k", metavar="TYPE", help=f"Type of the K cache: {', '.join(CACHE_TYPES)}.")

@@ -27,11 +27,6 @@ from edgeinfer.convert.tokenizer import load_tokenizer
 from edgeinfer.errors import NotFoundError, UnusableInputError
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    return write_checkpoint(tmp_path / "model")
-
-
 def _refused(path: Path) -> str:
     with pytest.raises(UnusableInputError) as caught:
         open_checkpoint(path)

@@ -23,11 +23,6 @@ def _run(*arguments: str | Path, **options: Any) -> Done:
     return subprocess.run(command, check=False, **{"capture_output": True, "text": True, "timeout": 120, **options})
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    return write_checkpoint(tmp_path / "model")
-
-
 def _error(done: Done, code: int, kind: str) -> str:
     """Check an error's form, told with --json, and return its line."""
     assert done.returncode == code, done

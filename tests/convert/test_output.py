@@ -30,17 +30,6 @@ QUICK = ConvertOptions(type="Q8_0", verify=False)
 OVER = ConvertOptions(type="Q8_0", verify=False, overwrite=True)
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    return write_checkpoint(tmp_path / "model")
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    (tmp_path / "out").mkdir()
-    return tmp_path / "out"
-
-
 def _listed(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 

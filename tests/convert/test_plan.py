@@ -35,11 +35,6 @@ LLAMA3_ROPE = {
 }
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    return write_checkpoint(tmp_path / "model")
-
-
 def _plan(checkpoint: Path, **options: Any) -> Planned:
     return prepare(checkpoint, None, ConvertOptions(**{"type": "Q8_0", **options}), open_vocabulary)
 

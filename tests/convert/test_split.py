@@ -11,7 +11,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from checkpoints import llama_config, random_tensors, write_checkpoint, write_safetensors
+from checkpoints import llama_config, random_tensors, write_safetensors
 
 from edgeinfer.api.convert import convert
 from edgeinfer.api.inspect import inspect
@@ -25,17 +25,6 @@ from edgeinfer.gguf_file.header import read_header
 from edgeinfer.options import ConvertOptions, RuntimeOptions
 
 SPLIT = ConvertOptions(type="F32", split_max_size=100_000)
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    return write_checkpoint(tmp_path / "model")
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    (tmp_path / "out").mkdir()
-    return tmp_path / "out"
 
 
 def _listed(folder: Path) -> list[str]:
