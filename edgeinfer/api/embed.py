@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.api.files import checked_header, resolve
-from edgeinfer.api.vocabulary import vocabulary_of
+from edgeinfer.api.vocabulary import begin_vocabulary
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.native.encoder import NativeEncoder, Pooling
 from edgeinfer.native.model import NativeModel
 from edgeinfer.options import RuntimeOptions
-from edgeinfer.types import Tokens
+from edgeinfer.types import Tokens, Vocabulary
 
 # GGUF's numbers (include/llama.h, llama_pooling_type); a file that states none leaves it to its user.
 _POOLING: dict[int, Pooling] = {0: "mean", 1: "mean", 2: "cls", 3: "last"}
@@ -35,9 +35,10 @@ def load_encoder(model: str | Path, options: RuntimeOptions | None = None) -> En
     if pooling is None:
         raise UnusableInputError(f"{path}: pooling {stated} is unknown", "known are mean, cls and last token")
     options = options or RuntimeOptions()
+    vocabulary_over = begin_vocabulary(header)
     native = NativeModel(path, mmap=options.mmap, mlock=options.mlock)
     try:
-        return Encoder(native, NativeEncoder(native, options, pooling), header)
+        return Encoder(native, NativeEncoder(native, options, pooling), vocabulary_over(native.vocabulary), header)
     except BaseException:
         native.close()
         raise
@@ -46,11 +47,11 @@ def load_encoder(model: str | Path, options: RuntimeOptions | None = None) -> En
 class Encoder:
     """A loaded encoder: texts in, vectors out. `load_encoder` makes one."""
 
-    def __init__(self, native: NativeModel, encoder: NativeEncoder, header: Header) -> None:
+    def __init__(self, native: NativeModel, encoder: NativeEncoder, vocabulary: Vocabulary, header: Header) -> None:
         self.header = header
         self.native = native
         self.encoder = encoder
-        self.vocabulary = vocabulary_of(header, native.vocabulary)
+        self.vocabulary = vocabulary
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """One vector of length 1 for each text, shape `(len(texts), n_embd)`.

@@ -15,7 +15,7 @@ import numpy as np
 from edgeinfer.api.files import checked_header, resolve
 from edgeinfer.api.memory import check_context
 from edgeinfer.api.prefix_cache import open_prefix_cache
-from edgeinfer.api.vocabulary import vocabulary_of
+from edgeinfer.api.vocabulary import begin_vocabulary
 from edgeinfer.cache.prefix import CLOSE_WAIT_S, DiskPrefixCache
 from edgeinfer.errors import UsageError
 from edgeinfer.gguf_file.describe import readable
@@ -31,7 +31,7 @@ from edgeinfer.runtime.prompt import chat_tokens, no_template, raw_tokens
 from edgeinfer.runtime.session import ChatSession
 from edgeinfer.runtime.template import ChatTemplate, Message
 from edgeinfer.scheduling.policy import Limits
-from edgeinfer.types import Answer, Tokens
+from edgeinfer.types import Answer, Tokens, Vocabulary
 
 # A file's recommendations (general.sampling.*, src/llama-arch.cpp) by their name there and ours.
 _SAMPLING_KEYS = {
@@ -72,6 +72,7 @@ def load(
     options = options or RuntimeOptions()
     check_context(header, options)
     limits = Limits(max_sequences, latency_target_ms=latency_target_ms)
+    vocabulary_over = begin_vocabulary(header)
     native = NativeModel(path, mmap=options.mmap, mlock=options.mlock)
     with contextlib.ExitStack() as opened:
         opened.enter_context(native)
@@ -86,7 +87,9 @@ def load(
             limits=limits,
             max_request_tokens=max_request_tokens,
         )
-        loaded = Model(header, native, backend, engine, cache, load_ms=(time.perf_counter() - started_s) * 1e3)
+        vocabulary = vocabulary_over(native.vocabulary)
+        load_ms = (time.perf_counter() - started_s) * 1e3
+        loaded = Model(header, native, vocabulary, backend, engine, cache, load_ms=load_ms)
         opened.pop_all()
     return loaded
 
@@ -100,6 +103,7 @@ class Model:
         self,
         header: Header,
         native: NativeModel,
+        vocabulary: Vocabulary,
         backend: NativeBackend,
         engine: Engine,
         prefix_cache: DiskPrefixCache | None,
@@ -111,7 +115,7 @@ class Model:
         self.backend = backend
         self.prefix_cache = prefix_cache
         self.load_ms = load_ms
-        self.vocabulary = vocabulary_of(header, native.vocabulary)
+        self.vocabulary = vocabulary
         self.engine = engine
         self.sampling = _recommended_sampling(header)
         """The model's own recommendations over llama.cpp's defaults."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from edgeinfer.api.files import checked_header, resolve
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.native.model import NativeVocabularyFile
-from edgeinfer.runtime.vocabulary import METADATA_KEY, OriginalVocabulary
+from edgeinfer.runtime.vocabulary import METADATA_KEY, OriginalVocabulary, load_original
 from edgeinfer.types import Vocabulary
 
 
@@ -22,19 +23,28 @@ class Token:
     piece: bytes
 
 
-def vocabulary_of(header: Header, native: Vocabulary) -> Vocabulary:
-    """The vocabulary of a file: the C library's, or with the original tokenizer that the file carries."""
+Wrap = Callable[[Vocabulary], Vocabulary]
+
+
+def begin_vocabulary(header: Header) -> Wrap:
+    """What makes a file's vocabulary out of the C library's: that one, or with the tokenizer that the file carries.
+
+    A carried one is read from now on in a thread: it takes as long as the C library takes for its own.
+    """
     if METADATA_KEY not in header.metadata:
-        return native
-    return OriginalVocabulary(native, lambda: header.metadata.text(METADATA_KEY), str(header.path))
+        return lambda native: native
+    pool = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+    reading = pool.submit(lambda: load_original(header.metadata.text(METADATA_KEY), str(header.path)))
+    pool.shutdown(wait=False)
+    return lambda native: OriginalVocabulary(native, reading.result, str(header.path))
 
 
 @contextmanager
 def open_vocabulary(path: Path) -> Iterator[Vocabulary]:
     """The vocabulary of a GGUF file without its weights. Raises NotFoundError and UnusableInputError."""
-    header = checked_header(path)
+    vocabulary_over = begin_vocabulary(checked_header(path))
     with NativeVocabularyFile(path) as native:
-        yield vocabulary_of(header, native.vocabulary)
+        yield vocabulary_over(native.vocabulary)
 
 
 def tokenize(model: str | Path, text: str, *, add_special: bool = True) -> list[Token]:

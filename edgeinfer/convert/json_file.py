@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ from typing import Any
 from edgeinfer.errors import NotFoundError, UnusableInputError
 
 MAX_JSON_NBYTES = 256 << 20
+_SURROGATE = re.compile(rb"(\\+)u[dD][89a-fA-F]")
+"""Half of a character, escaped; behind an even number of backslashes it is only text that looks so."""
 
 
 def parse_object(data: bytes, subject: str) -> dict[str, Any]:
     """Parse a JSON object; UnusableInputError names `subject` when it is none, or names a key twice."""
     try:
         value = json.loads(data, object_pairs_hook=_unique_keys)
-        if b"\\ud" in data or b"\\uD" in data:
+        if any(len(escape[1]) % 2 for escape in _SURROGATE.finditer(data)):
             # Half a surrogate pair is no text: no file and no terminal could take it.
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:

@@ -127,8 +127,7 @@ def execute(
         with replaced_when_done(*outputs, overwrite=options.overwrite) as partial:
             write(planned.plan, partial, quantizer, threads, lambda nbytes: progress(nbytes, total))
             if options.verify:
-                original = planned.tokenizer.original if planned.tokenizer else None
-                verify(partial, planned.plan, original, quantizer, open_model)
+                verify(partial, planned.plan, planned.tokenizer, quantizer, open_model)
     return time.perf_counter() - started
 
 

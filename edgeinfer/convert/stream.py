@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from edgeinfer.convert.worker import Slab, Worker, write_at
 from edgeinfer.convert.writer import data_nbytes, tensor_offsets
 from edgeinfer.types import Quantizer
 
+_SYNC_EVERY_S = 1.0
 SLAB_ELEMENTS = 1 << 20
 """A slab is 2 to 4 MiB of input: large enough to hide the calls, small enough to stay in the caches."""
 
@@ -38,7 +39,7 @@ def write(plan: ConvertPlan, path: Path, quantizer: Quantizer, threads: int, pro
         for file, file_path in zip(plan.files, plan.paths(path), strict=True):
             outputs.append(os.open(file_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
             jobs += _begin(file, outputs[-1])
-        _run(iter(jobs), lambda: Worker(quantizer), min(threads, len(jobs)), progress)
+        _run(iter(jobs), lambda: Worker(quantizer), min(threads, len(jobs)), outputs, progress)
         for output in outputs:
             os.fsync(output)
     finally:
@@ -74,7 +75,11 @@ def _slabs(tensor: TensorPlan, output: int, start: int) -> Iterator[Slab]:
 
 
 def _run(
-    jobs: Iterator[Slab], make_worker: Callable[[], Worker], threads: int, progress: Callable[[int], None]
+    jobs: Iterator[Slab],
+    make_worker: Callable[[], Worker],
+    threads: int,
+    outputs: Sequence[int],
+    progress: Callable[[int], None],
 ) -> None:
     lock, stop = threading.Lock(), threading.Event()
 
@@ -95,7 +100,11 @@ def _run(
     with ThreadPoolExecutor(threads, thread_name_prefix="convert") as pool:
         futures = [pool.submit(work) for _ in range(threads)]
         try:
-            wait(futures, return_when=FIRST_EXCEPTION)
+            while (waited := wait(futures, _SYNC_EVERY_S, FIRST_EXCEPTION)).not_done:
+                if any(future.exception() for future in waited.done):
+                    break
+                for output in outputs:  # so that the last one has little to wait for
+                    os.fsync(output)
         finally:
             stop.set()
     for future in futures:

@@ -1,7 +1,8 @@
 """Holds a GGUF vocabulary against the checkpoint's own tokenizer, before any weight is read.
 
-The vocabulary is written to a file of its own and opened by the library that will run the model. Where that splits text
-differently, the output carries the original tokenizer.json too, and `runtime.vocabulary` splits with that.
+Rules that the library is known not to have settle it at once. Else the vocabulary is written to a file of its own and
+opened by the library that will run the model. Where that splits text differently, the output carries the
+original tokenizer.json too, and `runtime.vocabulary` splits with that.
 """
 
 from __future__ import annotations
@@ -64,25 +65,31 @@ def settle(metadata: dict[str, Any], tokenizer: LoadedTokenizer, open_vocabulary
     if left_out := tokenizer.left_out:
         shown = ", ".join(left_out[:3]) + (", …" if len(left_out) > 3 else "")
         notes.append(f"{len(left_out)} added tokens that the model has no embedding for are left out: {shown}")
+    if lost := tokenizer.lost_ends:
+        notes.append(f"token {', '.join(map(str, lost))} ends a text too, but the file format has no place for it")
+    reason = beyond_llama_cpp(tokenizer)
+    if reason is None or tokenizer.is_assumed:  # loading a large vocabulary takes half a second
+        reason = _tried(metadata, tokenizer, open_vocabulary) or reason
+    if reason is None:
+        return Settled({}, tuple(notes))
+    notes.append(f"llama.cpp's own tokenizer is not exact here ({reason}): the file carries the original one too")
+    return Settled({ORIGINAL_KEY: embedded(tokenizer)}, tuple(notes))
+
+
+def _tried(metadata: dict[str, Any], tokenizer: LoadedTokenizer, open_vocabulary: OpenVocabulary) -> str | None:
+    """What the C library does differently, once it has loaded the vocabulary."""
     try:
         with tempfile.TemporaryDirectory(prefix="edgeinfer-") as folder:
             path = Path(folder) / "vocabulary.gguf"
             path.write_bytes(encode_header(metadata, ()))
             with open_vocabulary(path) as vocabulary:
-                reason = beyond_llama_cpp(tokenizer) or first_difference(vocabulary, tokenizer.original)
-                lost = [token for token in tokenizer.end_tokens if token not in vocabulary.end_tokens]
+                return first_difference(vocabulary, tokenizer.original)
     except OSError as error:
         raise ResourceError(f"{tempfile.gettempdir()}: cannot be written ({error.strerror})", "set TMPDIR") from None
     except UnusableInputError as error:
         raise UnusableInputError(
             f"the C library does not take the tokenizer: {error.message.removeprefix(f'{path}: ')}", error.hint
         ) from None
-    if lost:
-        notes.append(f"token {', '.join(map(str, lost))} ends a text too, but the file format has no place for it")
-    if reason is None:
-        return Settled({}, tuple(notes))
-    notes.append(f"llama.cpp's own tokenizer is not exact here ({reason}): the file carries the original one too")
-    return Settled({ORIGINAL_KEY: embedded(tokenizer)}, tuple(notes))
 
 
 def embedded(tokenizer: LoadedTokenizer) -> str:

@@ -6,19 +6,17 @@ import mmap
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.convert.plan import ConvertPlan
 from edgeinfer.convert.token_check import first_difference
+from edgeinfer.convert.tokenizer import LoadedTokenizer
 from edgeinfer.errors import CheckFailedError, UnusableInputError
 from edgeinfer.gguf_file.header import TensorInfo, read_header
 from edgeinfer.types import Quantizer, Tokens, Vocabulary
-
-if TYPE_CHECKING:
-    import tokenizers
 
 _CHECK_NBYTES = 8 << 20
 
@@ -39,24 +37,24 @@ class OpenModel(Protocol):
 def verify(
     path: Path,
     plan: ConvertPlan,
-    original: tokenizers.Tokenizer | None,
+    tokenizer: LoadedTokenizer | None,
     quantizer: Quantizer,
     open_model: Callable[[Path], AbstractContextManager[OpenModel]],
 ) -> None:
-    """Check a written file: its tensor table, every tensor finite, tokens equal to `original`'s, one forward pass.
+    """Check a written file: its tensor table, every tensor finite, tokens as the checkpoint's, one forward pass.
 
-    `path` is the first shard of a split output. Without an `original`, tokens are not compared.
+    `path` is the first shard of a split output. Without a `tokenizer`, tokens are not compared.
     Raises CheckFailedError with the first difference.
     """
     try:
         _check_tensors(path, plan, quantizer)
         with open_model(path) as model:
-            tokens = _check_tokens(model.vocabulary, original)
+            tokens = _check_tokens(model.vocabulary, tokenizer)
             _check_outputs(model, tokens)
     except UnusableInputError as error:
         raise CheckFailedError(
             f"the written file is unusable: {error.message}",
-            "this is a bug in edgeinfer" if original else "does the source itself run?",
+            "this is a bug in edgeinfer" if tokenizer else "does the source itself run?",
         ) from error
 
 
@@ -85,9 +83,11 @@ def _check_tensor(info: TensorInfo, data: mmap.mmap, quantizer: Quantizer) -> No
             )
 
 
-def _check_tokens(vocabulary: Vocabulary, original: tokenizers.Tokenizer | None) -> Tokens:
+def _check_tokens(vocabulary: Vocabulary, tokenizer: LoadedTokenizer | None) -> Tokens:
     """Compare what the file makes of text with what the original does; returns the tokens of a short text."""
-    difference = first_difference(vocabulary, original) if original else None
+    difference = first_difference(vocabulary, tokenizer.original) if tokenizer else None
+    if tokenizer and (missed := [token for token in tokenizer.end_tokens if token not in vocabulary.end_tokens]):
+        difference = f"token {missed[0]} does not end a text"
     if difference is not None:
         raise CheckFailedError(f"the written tokenizer is not the original: {difference}", "this is a bug in edgeinfer")
     return vocabulary.tokenize("Hello, world", add_special=False, parse_special=True)

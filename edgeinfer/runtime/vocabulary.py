@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,15 +24,20 @@ METADATA_KEY = "tokenizer.huggingface.json"
 _REMEDY = "convert the model again"
 
 
-class OriginalVocabulary:
-    """`types.Vocabulary` over another one and the text of a tokenizer.json, which is parsed when first needed.
+def load_original(document: str, subject: str) -> tokenizers.Tokenizer:
+    """The tokenizer that the file `subject` carries. Raises UnusableInputError when it is none."""
+    return load_tokenizer_json(document, f"{subject}: {METADATA_KEY}", _REMEDY)
 
-    `tokenize` raises UnusableInputError when that text is no tokenizer, or one of another model.
+
+class OriginalVocabulary:
+    """`types.Vocabulary` over another one and a tokenizer, which is asked for when first needed.
+
+    `tokenize` raises what asking for it raises, and UnusableInputError when it is one of another model.
     """
 
-    def __init__(self, base: Vocabulary, read_document: Callable[[], str], subject: str) -> None:
+    def __init__(self, base: Vocabulary, get_original: Callable[[], tokenizers.Tokenizer], subject: str) -> None:
         self._base = base
-        self._read_document = read_document
+        self._get_original = get_original
         self._subject = subject
         self._lock = threading.Lock()
 
@@ -76,22 +80,17 @@ class OriginalVocabulary:
             text.encode("utf-8")
         except UnicodeEncodeError:
             raise UsageError("the text is not valid Unicode", "give UTF-8 text") from None
-        original = self._original
+        original = self._get_original()
         with self._lock:
             original.encode_special_tokens = not parse_special
             tokens = np.array(encode_all(original, [text])[0], np.int64)
         if len(tokens) and int(tokens.max()) >= self.n_tokens:
-            raise self._unusable(f"gives token {int(tokens.max())}, the vocabulary has {self.n_tokens}")
+            raise UnusableInputError(
+                f"{self._subject}: {METADATA_KEY} gives token {int(tokens.max())}, the vocabulary has {self.n_tokens}",
+                _REMEDY,
+            )
         if not add_special:
             return tokens.astype(np.int32)
         frame = self._base.tokenize("", add_special=True, parse_special=False)
         n_before = int(self.adds_bos)
         return np.concatenate([frame[:n_before], tokens.astype(np.int32), frame[n_before:]])
-
-    @cached_property
-    def _original(self) -> tokenizers.Tokenizer:
-        subject = f"{self._subject}: {METADATA_KEY}"
-        return load_tokenizer_json(self._read_document(), subject, _REMEDY)
-
-    def _unusable(self, what: str) -> UnusableInputError:
-        return UnusableInputError(f"{self._subject}: {METADATA_KEY} {what}", _REMEDY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def _verify(planned: Planned, open_model: Any = None) -> None:
     def load_small(path: Path) -> Any:
         return load(path, RuntimeOptions(ctx_size=64))
 
-    verify(planned.output, planned.plan, planned.tokenizer.original, GGMLQuantizer(), open_model or load_small)
+    verify(planned.output, planned.plan, planned.tokenizer, GGMLQuantizer(), open_model or load_small)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_a_tokenizer_that_splits_differently_is_found(
     document = json.loads(byte_level_tokenizer())
     change(document)
     folder = write_checkpoint(tmp_path / "other", tokenizer=json.dumps(document))
-    other = prepare(folder, None, ConvertOptions(type="Q8_0"), open_vocabulary).tokenizer.original
+    other = prepare(folder, None, ConvertOptions(type="Q8_0"), open_vocabulary).tokenizer
     with pytest.raises(CheckFailedError, match="differently from"):
         verify(written, planned.plan, other, GGMLQuantizer(), lambda path: load(path, RuntimeOptions(ctx_size=64)))
 
@@ -118,6 +119,11 @@ def test_added_tokens_are_compared_too(planned: Planned, written: Path) -> None:
     planned.tokenizer.original.add_special_tokens(["<|surprise|>"])
     with pytest.raises(CheckFailedError, match="differently from"):
         _verify(planned)
+
+
+def test_an_end_token_that_does_not_end_a_text_is_found(planned: Planned, written: Path) -> None:
+    with pytest.raises(CheckFailedError, match="token 7 does not end"):
+        _verify(replace(planned, tokenizer=replace(planned.tokenizer, end_tokens=(7,))))
 
 
 def test_logits_that_are_not_finite_are_found(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import NoReturn
 
 import pytest
 from checkpoints import byte_level_tokenizer
 
 from edgeinfer.errors import UnusableInputError, UsageError
 from edgeinfer.runtime.fake import BOS, N_VOCAB, FakeVocabulary
-from edgeinfer.runtime.vocabulary import OriginalVocabulary
+from edgeinfer.runtime.vocabulary import OriginalVocabulary, load_original
 
 
 def _document(tokens_of: int = 2) -> str:
@@ -26,7 +27,7 @@ def _document(tokens_of: int = 2) -> str:
 
 
 def _vocabulary(document: str | None = None) -> OriginalVocabulary:
-    return OriginalVocabulary(FakeVocabulary(), lambda: document or _document(), "m.gguf")
+    return OriginalVocabulary(FakeVocabulary(), lambda: load_original(document or _document(), "m.gguf"), "m.gguf")
 
 
 def test_the_original_splits_and_the_file_says_what_stands_in_front() -> None:
@@ -53,11 +54,11 @@ def test_everything_else_is_the_file_s() -> None:
     assert base.eos in vocabulary.end_tokens
 
 
-def test_the_document_is_not_touched_before_it_is_needed() -> None:
-    def read() -> str:
-        pytest.fail("read")
+def test_the_original_is_not_asked_for_before_it_is_needed() -> None:
+    def get() -> NoReturn:
+        pytest.fail("asked for")
 
-    assert OriginalVocabulary(FakeVocabulary(), read, "m.gguf").piece(65) == b"A"
+    assert OriginalVocabulary(FakeVocabulary(), get, "m.gguf").piece(65) == b"A"
 
 
 @pytest.mark.parametrize("document", ["{}", "no JSON", '{"model": null}'])

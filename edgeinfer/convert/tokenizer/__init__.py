@@ -25,7 +25,7 @@ from edgeinfer.convert.tokenizer.sentencepiece_model import (
     read_sentencepiece_model,
     tokenizer_of_model,
 )
-from edgeinfer.convert.tokenizer.special import begin_token, end_tokens, special_metadata
+from edgeinfer.convert.tokenizer.special import begin_token, end_tokens, lost_ends, special_metadata
 from edgeinfer.convert.tokenizer.templates import template_metadata
 from edgeinfer.convert.tokenizer.unigram import unigram_vocabulary
 from edgeinfer.convert.tokenizer.vocabulary import without_unembedded
@@ -46,7 +46,9 @@ class LoadedTokenizer:
     document: dict[str, Any]
     """tokenizer.json, or what stands for it."""
     end_tokens: tuple[int, ...] = ()
-    """All tokens that end a generation, as the checkpoint lists them."""
+    """The tokens that end a generation, as the checkpoint lists them, but for the lost ones."""
+    lost_ends: tuple[int, ...] = ()
+    """Those that the file format has no place for."""
     left_out: tuple[str, ...] = ()
     """Added tokens that the model has no embedding for."""
     is_assumed: bool = False
@@ -89,8 +91,17 @@ def load_tokenizer(checkpoint: Checkpoint, pre: str | None = None) -> LoadedToke
         **special_metadata(checkpoint, document, files.settings, original),
         **template_metadata(checkpoint.path, files.settings),
     }
-    is_assumed = pre is not None and pre not in names_by_rules(document)
-    return LoadedTokenizer(metadata, original, document, tuple(end_tokens(checkpoint)), left_out, is_assumed)
+    ends = end_tokens(checkpoint)
+    lost = lost_ends(metadata, ends)
+    return LoadedTokenizer(
+        metadata,
+        original,
+        document,
+        end_tokens=tuple(token for token in ends if token not in lost),
+        lost_ends=tuple(lost),
+        left_out=left_out,
+        is_assumed=pre is not None and pre not in names_by_rules(document),
+    )
 
 
 def _original(files: _Files, document: dict[str, Any]) -> tokenizers.Tokenizer:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeinfer.convert.tokenizer.vocabulary import merge_pairs, token_table
+from edgeinfer.convert.tokenizer.vocabulary import merge_entries, token_table
 
 
 def bpe_vocabulary(
@@ -26,7 +26,8 @@ def bpe_vocabulary(
         "tokenizer.ggml.token_type": np.array(types, dtype=np.int32),
         # A space inside a part is written as byte-level BPE writes it.
         "tokenizer.ggml.merges": [
-            f"{left.replace(' ', 'Ġ')} {right.replace(' ', 'Ġ')}" for left, right in merge_pairs(path, parsed)
+            entry if isinstance(entry, str) else " ".join(part.replace(" ", "Ġ") for part in entry)
+            for entry in merge_entries(path, parsed)
         ],
     }
 

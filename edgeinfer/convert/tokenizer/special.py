@@ -66,6 +66,13 @@ def end_tokens(checkpoint: Checkpoint) -> list[int]:
     return [token for token in dict.fromkeys(listed) if 0 <= token < checkpoint.config.vocab_size]
 
 
+def lost_ends(metadata: dict[str, Any], listed: Iterable[int]) -> list[int]:
+    """Those of the listed end tokens that the C library will not stop at: the file has three places for them."""
+    kept = {metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")}
+    texts = metadata["tokenizer.ggml.tokens"]
+    return [token for token in listed if token not in kept and texts[token] not in _KNOWN_ENDS]
+
+
 def _ids(value: Any) -> Iterator[int]:
     yield from (token for token in (value if isinstance(value, list) else [value]) if type(token) is int)
 

@@ -27,7 +27,8 @@ def token_table(path: Path, parsed: dict[str, Any], vocab_size: int) -> tuple[li
     Raises UnusableInputError for a token beyond `vocab_size`, and for texts or ids that stand twice.
     """
     texts = [f"[PAD{i}]" for i in range(vocab_size)]
-    types = [int(TokenType.UNUSED)] * vocab_size
+    unused, normal = int(TokenType.UNUSED), int(TokenType.NORMAL)  # looked up a hundred thousand times
+    types = [unused] * vocab_size
     vocab = ids_by_text(path, parsed)
     added = added_tokens(path, parsed)
     largest = max([*vocab.values(), *added])
@@ -37,9 +38,9 @@ def token_table(path: Path, parsed: dict[str, Any], vocab_size: int) -> tuple[li
             "tokenizer and weights are of different versions",
         )
     for text, token in vocab.items():
-        if types[token] != TokenType.UNUSED:
+        if types[token] != unused:
             raise _ambiguous(path, f"{texts[token]!r} and {text!r} are both token {token}")
-        texts[token], types[token] = text, TokenType.NORMAL
+        texts[token], types[token] = text, normal
     for token, entry in added.items():
         text = entry["content"]
         if types[token] != TokenType.UNUSED and texts[token] != text:
@@ -111,14 +112,20 @@ def added_tokens(path: Path, parsed: dict[str, Any]) -> dict[int, dict[str, Any]
     return by_id
 
 
-def merge_pairs(path: Path, parsed: dict[str, Any]) -> list[tuple[str, str]]:
-    """The merges, most important first, of old (`"left right"`) and new (`["left", "right"]`) files alike.
+def merge_entries(path: Path, parsed: dict[str, Any]) -> list[Any]:
+    """The merges, most important first, as the file has them: `"left right"` (old) or `["left", "right"]` (new).
 
     The tokenizers library has checked their form, but accepts a file without any.
     """
-    entries = parsed["model"].get("merges")
+    entries: list[Any] | None = parsed["model"].get("merges")
     if not entries:
         raise UnusableInputError(f"{path}: the tokenizer has no merges", "download the file again")
+    return entries
+
+
+def merge_pairs(path: Path, parsed: dict[str, Any]) -> list[tuple[str, str]]:
+    """The merges of both forms as pairs."""
+    entries = merge_entries(path, parsed)
     pairs = (entry.split(" ") if isinstance(entry, str) else entry for entry in entries)
     return [(left, right) for left, right in pairs]
 
