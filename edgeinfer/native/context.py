@@ -6,7 +6,6 @@ Every argument is checked here first, because the library answers some mistakes 
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -290,8 +289,7 @@ def _c_abort_callback() -> Any:
     take the interpreter's lock each time. C's `atoi` has the right shape: given a pointer to "0" or "1", it returns
     that number.
     """
-    libc = ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
-    return ctypes.cast(libc.atoi, llama.ggml_abort_callback)
+    return ctypes.cast(library.c_runtime().atoi, llama.ggml_abort_callback)
 
 
 def _no_context(n_ctx: int) -> EdgeinferError:

@@ -12,6 +12,8 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -75,10 +77,17 @@ def _log(level: int, text: bytes, _: Any) -> None:
     _pending = ""
 
 
+def c_runtime() -> ctypes.CDLL:
+    """The C runtime's functions, for callbacks that must not need Python."""
+    return ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
+
+
 # A ctypes callback must outlive every call: module globals do.
 _log_callback = llama.llama_log_callback(_log)
 llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
 llama.llama_backend_init()
+# C's `abs` takes the level, and neither looks at the rest nor changes anything.
+_ignore = ctypes.cast(c_runtime().abs, llama.llama_log_callback)
 
 
 def load_ggml_base() -> ctypes.CDLL:
@@ -109,6 +118,20 @@ def set_verbose(verbose: bool) -> None:
     """Show the library's log on stderr, or keep it silent (the default)."""
     global _verbose
     _verbose = verbose
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """Without the log, unless verbose: a call that fails is to be made again for its reason.
+
+    Every line that is logged takes the interpreter's lock, so a call that logs waits for whatever else runs.
+    """
+    if not _verbose:
+        llama.llama_log_set(_ignore, ctypes.c_void_p(0))
+    try:
+        yield
+    finally:
+        llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
 
 
 def forget_errors() -> None:

@@ -117,8 +117,11 @@ class NativeVocabularyFile:
 
 
 def _load(path: Path, params: Any) -> int:
-    library.forget_errors()
-    handle = llama.llama_model_load_from_file(os.fsencode(path), params)
+    with library.muted():
+        handle = llama.llama_model_load_from_file(os.fsencode(path), params)
+    if not handle:
+        library.forget_errors()
+        handle = llama.llama_model_load_from_file(os.fsencode(path), params)
     if not handle:
         reason = library.last_error() or "the library gives no reason"
         raise UnusableInputError(f"{path}: the model does not load: {reason}", "try another file or convert it again")
