@@ -12,15 +12,15 @@ from typing import Any
 from edgeinfer.errors import NotFoundError, UnusableInputError
 
 MAX_JSON_NBYTES = 256 << 20
-_SURROGATE = re.compile(rb"(\\+)u[dD][89a-fA-F]")
-"""Half of a character, escaped; behind an even number of backslashes it is only text that looks so."""
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Half of a character, escaped, or text that looks so behind a backslash of its own."""
 
 
 def parse_object(data: bytes, subject: str) -> dict[str, Any]:
     """Parse a JSON object; UnusableInputError names `subject` when it is none, or names a key twice."""
     try:
         value = json.loads(data, object_pairs_hook=_unique_keys)
-        if any(len(escape[1]) % 2 for escape in _SURROGATE.finditer(data)):
+        if any(_is_escape(data, found.start()) for found in _SURROGATE.finditer(data)):
             # Half a surrogate pair is no text: no file and no terminal could take it.
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -59,6 +59,14 @@ def check_regular(path: Path) -> None:
     """Raise UnusableInputError for a directory, and for a pipe or device, which could be endless; OSError as `stat`."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise UnusableInputError(f"{path}: not a regular file", "is the checkpoint complete?")
+
+
+def _is_escape(data: bytes, backslash: int) -> bool:
+    """Whether no other backslash takes away the meaning of the one at this place."""
+    before = backslash
+    while before and data[before - 1] == ord("\\"):
+        before -= 1
+    return (backslash - before) % 2 == 0
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

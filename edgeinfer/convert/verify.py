@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -47,10 +48,12 @@ def verify(
     Raises CheckFailedError with the first difference.
     """
     try:
-        _check_tensors(path, plan, quantizer)
-        with open_model(path) as model:
-            tokens = _check_tokens(model.vocabulary, tokenizer)
-            _check_outputs(model, tokens)
+        with ThreadPoolExecutor(1) as pool:
+            checking = pool.submit(_check_tensors, path, plan, quantizer)
+            with open_model(path) as model:  # meanwhile: the library reads a vocabulary on one core
+                checking.result()
+                tokens = _check_tokens(model.vocabulary, tokenizer)
+                _check_outputs(model, tokens)
     except UnusableInputError as error:
         raise CheckFailedError(
             f"the written file is unusable: {error.message}",
