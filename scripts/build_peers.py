@@ -24,7 +24,15 @@ from toolbox import REPOSITORY, cache_dir, run
 from edgeinfer.cli import console
 from edgeinfer.errors import ResourceError, UnusableInputError
 
-TOOLS = ("llama-bench", "llama-quantize", "llama-completion", "llama-imatrix", "llama-perplexity")
+TOOLS = (
+    "llama-bench",
+    "llama-quantize",
+    "llama-completion",
+    "llama-imatrix",
+    "llama-perplexity",
+    "llama-server",
+    "llama-batched-bench",
+)
 CMAKE_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
