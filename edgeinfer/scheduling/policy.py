@@ -70,7 +70,9 @@ class Pace:
             if n_prompt >= MIN_PIECE:
                 self.prefill_rate = _mean(self.prefill_rate, n_prompt / seconds)
         elif self.decode_s is not None:
-            self.mixed_rate = _mean(self.mixed_rate, n_prompt / max(seconds - self.decode_s, self.decode_s / 10))
+            # A quick step must not look as if prompts cost nothing: the next would take one whole, for seconds.
+            least_s = n_prompt / self.prefill_rate if self.prefill_rate else self.decode_s / 2
+            self.mixed_rate = _mean(self.mixed_rate, n_prompt / max(seconds - self.decode_s, least_s))
 
     def observe_swap(self, n_tokens: int, seconds: float) -> None:
         """So long it took to save, or to restore, that many tokens."""

@@ -131,6 +131,16 @@ def test_the_default_target_is_a_few_decode_steps():
     assert spare_ms - 4 < prefill_budget(Limits(8), measured, 4) <= spare_ms
 
 
+def test_a_step_that_was_quick_by_chance_does_not_let_a_whole_prompt_in():
+    """Seen on a real model: 4 tokens of a prompt in the time of none, then 500 of them at once, a gap of two seconds."""
+    pace = Pace()
+    pace.observe_step(0, 128, 0.5)  # 256 tokens a second
+    pace.observe_step(4, 0, 0.025)
+    for _ in range(10):
+        pace.observe_step(4, 4, 0.025)
+    assert prefill_budget(Limits(8), pace, 4) == 8
+
+
 def test_even_an_impossible_target_lets_prompts_go_on():
     assert prefill_budget(Limits(8, latency_target_ms=1), pace(), 4) == 4
     assert prefill_budget(Limits(8), Pace(), 4) == 4
