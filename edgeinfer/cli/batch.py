@@ -38,14 +38,20 @@ def command(
         str, typer.Option("-o", "--output", metavar="OUT.jsonl", help="Where the answers go; - is stdout.")
     ] = _STANDARD_STREAM,
     parallel: Annotated[
-        int | None, typer.Option("--parallel", help="Requests at a time [default: what suits model and memory].")
+        int | None,
+        typer.Option("--parallel", metavar="N", help="Requests at a time [default: what suits model and memory]."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with OUT.jsonl: leave out the ids that are in it.")
     ] = False,
     ctx_size: Annotated[
         int | None,
-        typer.Option("-c", "--ctx-size", help="Tokens that all requests share [default: what suits model and memory]."),
+        typer.Option(
+            "-c",
+            "--ctx-size",
+            metavar="N",
+            help="Tokens that all requests share [default: what suits model and memory].",
+        ),
     ] = DEFAULTS.ctx_size,
     threads: Threads = DEFAULTS.threads,
     flash_attn: FlashAttn = DEFAULTS.flash_attn,

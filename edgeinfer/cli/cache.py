@@ -10,7 +10,7 @@ import typer
 
 from edgeinfer.cli import console, table
 
-app = typer.Typer(help="Show or clear the prefix cache: KV state of prompts on disk.", no_args_is_help=True)
+app = typer.Typer(help="Show or clear the prefix cache: KV state of prompts on disk.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeinfer.cli import console, table
+from edgeinfer.cli.runtime_options import Threads
 from edgeinfer.errors import UsageError
 from edgeinfer.options import ConvertOptions
 
@@ -30,7 +31,7 @@ def command(
         typer.Argument(metavar="SOURCE", help="Hugging Face checkpoint (directory or ORG/NAME[@REVISION]), or .gguf."),
     ],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="OUT", help="[default: NAME-TYPE.gguf here]")
+        Path | None, typer.Option("-o", "--output", metavar="OUT", help="File to write [default: NAME-TYPE.gguf here].")
     ] = None,
     type_: Annotated[
         str, typer.Option("-t", "--type", metavar="TYPE", help="File type as llama.cpp names them: Q4_K_M, Q8_0, …")
@@ -49,14 +50,15 @@ def command(
         Path | None, typer.Option("--imatrix", metavar="FILE", help="Importance matrix of this model: GGUF or .dat.")
     ] = None,
     calibrate: Annotated[
-        Path | None, typer.Option("--calibrate", metavar="TEXT", help="Compute an importance matrix from TEXT first.")
+        Path | None, typer.Option("--calibrate", metavar="FILE", help="Compute an importance matrix from a text file.")
     ] = None,
     pure: Annotated[bool, typer.Option("--pure", help="Give every tensor TYPE; no mixture.")] = _DEFAULTS.pure,
     no_fallback: Annotated[
         bool, typer.Option("--no-fallback", help="Refuse instead of choosing another type for rows that don't divide.")
     ] = False,
     pre: Annotated[
-        str | None, typer.Option("--pre", metavar="NAME", help="llama.cpp's pre-tokenizer [default: found out].")
+        str | None,
+        typer.Option("--pre", metavar="NAME", help="llama.cpp's name of the pre-tokenizer [default: found out]."),
     ] = _DEFAULTS.pre,
     allow_requantize: Annotated[
         bool, typer.Option("--allow-requantize", help="Quantize a GGUF source's quantized tensors again.")
@@ -64,9 +66,7 @@ def command(
     split_max_size: Annotated[
         str | None, typer.Option("--split-max-size", metavar="SIZE", help="Write shards of up to SIZE: 500M, 2G.")
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Threads [default: physical cores].")
-    ] = _DEFAULTS.threads,
+    threads: Threads = _DEFAULTS.threads,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = _DEFAULTS.overwrite,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Don't reopen and check the result.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and read no weights.")] = False,
