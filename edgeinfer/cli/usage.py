@@ -9,7 +9,6 @@ from typer.core import TyperCommand
 from edgeinfer.errors import UsageError
 
 if TYPE_CHECKING:
-    import typer
     import typer.exceptions
 
 _EXTRA_ARGUMENTS = "Got unexpected extra argument(s) ("
@@ -20,8 +19,8 @@ _NUMBERS = {"a valid int range": "a whole number", "a valid int": "a whole numbe
 class Command(TyperCommand):
     """A command whose usage line shows what must be given as it is, as manual pages do: no braces around it."""
 
-    def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:
-        """The words after the command's name."""
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words after the command's name; `ctx` is of a class that the library keeps private."""
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
 
