@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+import traceback
 from typing import Annotated, NoReturn
 
 import typer
@@ -69,7 +70,7 @@ def main() -> NoReturn:
         raise SystemExit(code or 0)
     except EdgeinferError as error:
         if debug:
-            raise
+            console.note(traceback.format_exc().rstrip())
         console.fail(error, as_json=as_json)
     except typer.exceptions.TyperException as error:
         console.fail(usage_error(error), as_json=as_json)
@@ -87,7 +88,7 @@ def main() -> NoReturn:
                 ResourceError("an output cannot be written (no space left)", "free some space"), as_json=as_json
             )
         if debug:
-            raise
+            console.note(traceback.format_exc().rstrip())
         bug = EdgeinferError(f"{type(error).__name__}: {error}", "this is a bug in edgeinfer; --debug shows where")
         console.fail(bug, as_json=as_json)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -52,3 +53,11 @@ def test_a_commands_help_says_what_to_give(command: str) -> None:
     text = _run(command, "--help").stdout
     assert "{" not in text.splitlines()[0]
     assert not [line for line in text.splitlines() if "<int" in line or "<str>" in line or "<path>" in line]
+
+
+def test_a_traceback_is_for_whoever_asks_and_changes_no_exit_code() -> None:
+    done = _run("inspect", "missing.gguf", "--debug", "--json")
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["error"]["code"] == "not_found"
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.splitlines()[-1].startswith("error: missing.gguf")
