@@ -11,10 +11,9 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from edgeinfer.cli import console
+from edgeinfer.cli import console, progress
 from edgeinfer.cli.ending import leave
 from edgeinfer.cli.interrupt import ending_at_once, on_interrupt
-from edgeinfer.cli.progress import Meter
 from edgeinfer.cli.runtime_options import (
     DEFAULTS,
     CacheTypeK,
@@ -88,12 +87,13 @@ def command(
         file, total_nbytes = _input(rows, stack)
         write, skip, n_skipped = _output(output, stack, resume=resume)
         if n_skipped:
-            console.note(f"{output}: {n_skipped} rows are there already")
+            console.note(f"{output}: {progress.rows(n_skipped)} there already")
         with ending_at_once():
             loaded = load_for_batch(model, options, parallel=parallel, verbose=verbose)
         work = batch(loaded, read_lines(file, MAX_LINE_NBYTES), skip=skip)
-        meter = Meter(total_nbytes, work)
-        work.on_step = meter.show
+        meter = progress.Meter(total_nbytes, work)
+        if output != _STANDARD_STREAM or not sys.stdout.isatty():  # rows and a line that changes would mix
+            work.on_step = meter.show
         with on_interrupt(lambda _: work.stop()):
             for entry in work:
                 write(document(entry))

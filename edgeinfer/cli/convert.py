@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeinfer.cli import console, table
+from edgeinfer.cli import console, progress, table
 from edgeinfer.cli.runtime_options import Threads
 from edgeinfer.errors import UsageError
 from edgeinfer.options import ConvertOptions
@@ -105,8 +102,8 @@ def command(
         )
     if calibrate is not None:
         console.note(f"computing an importance matrix from {calibrate} with a temporary Q8_0 file")
-    with _progress_bar() as progress:
-        converted = run_conversion(planned, options, progress)
+    with progress.weights() as advance:
+        converted = run_conversion(planned, options, advance)
     if as_json:
         console.result_json(dataclasses.asdict(converted))
     else:
@@ -129,20 +126,6 @@ def _nbytes(text: str) -> int:
     return int(match[1]) * {"M": 10**6, "G": 10**9}[match[2]]
 
 
-@contextmanager
-def _progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """Bytes of weights on stderr, on a terminal only."""
-    from tqdm import tqdm
-
-    with tqdm(unit="B", unit_scale=True, file=sys.stderr, disable=not sys.stderr.isatty(), leave=False) as bar:
-
-        def advance(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done)
-
-        yield advance
-
-
 def _summarize(converted: Converted, plan: ConvertPlan) -> None:
     size = f"{table.size(converted.bytes)} as {converted.type}, {converted.bits_per_weight:.2f} bits per weight"
     state = "verified" if converted.verified else "not verified"
@@ -158,7 +141,7 @@ def _fallback_text(plan: ConvertPlan) -> str:
     counts = {pair: pairs.count(pair) for pair in sorted(set(pairs))}
     kinds = ", ".join(f"{count} {got} instead of {wanted}" for (wanted, got), count in counts.items())
     return (
-        f"{len(pairs)} of {len(plan.tensors)} tensors have rows that don't divide into the type's blocks: {kinds}; "
+        f"rows of {len(pairs)} of {len(plan.tensors)} tensors don't divide into the type's blocks: {kinds}; "
         f"{plan.bits_per_weight:.2f} bits per weight instead of {plan.bits_per_weight_without_fallbacks:.2f}"
     )
 
