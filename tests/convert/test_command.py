@@ -84,6 +84,7 @@ def test_a_dry_run_does_not_mind_broken_weights_or_an_existing_output(checkpoint
     ("arguments", "subject"),
     [
         (["-t", "q9"], "q9"),
+        (["-t", "q4km"], "did you mean Q4_K_M?"),
         (["--tensor-type", "ffn"], "REGEX=TYPE"),
         (["--tensor-type", "=q8_0"], "REGEX=TYPE"),
         (["--tensor-type", "((=q8_0"], "(("),
