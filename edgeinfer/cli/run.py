@@ -149,9 +149,7 @@ def command(
     flags = {name: value for name, value in given.items() if value is not None}
     SamplingParams(**flags)  # a wrong value is said before the model is loaded
     if max_tokens is not None and max_tokens < 1:
-        raise UsageError(
-            f"-n is {max_tokens}", "give at least 1; without -n the answer goes on until it ends"
-        )
+        raise UsageError(f"-n is {max_tokens}", "give at least 1; without -n the answer goes on until it ends")
     if raw and (system or system_file):
         raise UsageError("--raw has no place for a system prompt", "drop one of them")
     system = _system(system, system_file)
