@@ -155,7 +155,7 @@ def _need(options: Any, name: str, least: float, most: float) -> None:
     """A number from `least` to `most`, never NaN or infinity."""
     value = getattr(options, name)
     if not (least <= value <= most and math.isfinite(value)):
-        span = f"from {least:g} to {most:g}" if math.isfinite(most) else f"of at least {least:g}"
+        span = f"from {least:.10g} to {most:.10g}" if math.isfinite(most) else f"of at least {least:g}"
         if not math.isfinite(least):
             span = "that is finite"
         raise UsageError(f"{name} is {value}", f"give a number {span}")

@@ -112,7 +112,9 @@ class Output:
 
     def _unwritable(self, error: OSError) -> ResourceError:
         reason = error.strerror or os.strerror(error.errno or 0)
-        return ResourceError(f"{self._path}: cannot be written ({reason})", "free some space or check the permissions")
+        is_missing = isinstance(error, FileNotFoundError)
+        hint = "make the folder, or choose another -o" if is_missing else "free some space or check the permissions"
+        return ResourceError(f"{self._path}: cannot be written ({reason})", hint)
 
 
 def _hash(row_id: Any) -> np.uint64:

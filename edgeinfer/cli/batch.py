@@ -11,10 +11,9 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from edgeinfer.cli import console
+from edgeinfer.cli import console, progress
 from edgeinfer.cli.ending import leave
 from edgeinfer.cli.interrupt import ending_at_once, on_interrupt
-from edgeinfer.cli.progress import Meter
 from edgeinfer.cli.runtime_options import (
     DEFAULTS,
     CacheTypeK,
@@ -38,14 +37,20 @@ def command(
         str, typer.Option("-o", "--output", metavar="OUT.jsonl", help="Where the answers go; - is stdout.")
     ] = _STANDARD_STREAM,
     parallel: Annotated[
-        int | None, typer.Option("--parallel", help="Requests at a time [default: what suits model and memory].")
+        int | None,
+        typer.Option("--parallel", metavar="N", help="Requests at a time [default: what suits model and memory]."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with OUT.jsonl: leave out the ids that are in it.")
     ] = False,
     ctx_size: Annotated[
         int | None,
-        typer.Option("-c", "--ctx-size", help="Tokens that all requests share [default: what suits model and memory]."),
+        typer.Option(
+            "-c",
+            "--ctx-size",
+            metavar="N",
+            help="Tokens that all requests share [default: what suits model and memory].",
+        ),
     ] = DEFAULTS.ctx_size,
     threads: Threads = DEFAULTS.threads,
     flash_attn: FlashAttn = DEFAULTS.flash_attn,
@@ -82,12 +87,13 @@ def command(
         file, total_nbytes = _input(rows, stack)
         write, skip, n_skipped = _output(output, stack, resume=resume)
         if n_skipped:
-            console.note(f"{output}: {n_skipped} rows are there already")
+            console.note(f"{output}: {progress.rows(n_skipped)} there already")
         with ending_at_once():
             loaded = load_for_batch(model, options, parallel=parallel, verbose=verbose)
         work = batch(loaded, read_lines(file, MAX_LINE_NBYTES), skip=skip)
-        meter = Meter(total_nbytes, work)
-        work.on_step = meter.show
+        meter = progress.Meter(total_nbytes, work)
+        if output != _STANDARD_STREAM or not sys.stdout.isatty():  # rows and a line that changes would mix
+            work.on_step = meter.show
         with on_interrupt(lambda _: work.stop()):
             for entry in work:
                 write(document(entry))

@@ -29,25 +29,38 @@ def _default(index: int) -> str:
 
 def command(
     models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help=".gguf files, or directories with one.")],
-    suite: Annotated[str, typer.Option("--suite", help=", ".join(_SUITES))] = "throughput",
+    suite: Annotated[
+        str, typer.Option("--suite", metavar="NAME", help="What to measure: " + ", ".join(_SUITES) + ".")
+    ] = "throughput",
     n_prompt: Annotated[
-        str, typer.Option("-p", "--n-prompt", help=f"Prompt lengths, comma-separated [default: {_default(0)}].")
+        str, typer.Option("-p", "--n-prompt", metavar="N,…", help=f"Prompt lengths [default: {_default(0)}].")
     ] = "",
-    n_gen: Annotated[str, typer.Option("-n", "--n-gen", help=f"Generation lengths [default: {_default(1)}].")] = "",
-    n_depth: Annotated[str, typer.Option("-d", "--n-depth", help="Tokens that are there before, untimed.")] = "0",
+    n_gen: Annotated[
+        str, typer.Option("-n", "--n-gen", metavar="N,…", help=f"Generation lengths [default: {_default(1)}].")
+    ] = "",
+    n_depth: Annotated[
+        str, typer.Option("-d", "--n-depth", metavar="N,…", help="Tokens that are there before, untimed.")
+    ] = "0",
     repetitions: Annotated[
-        int, typer.Option("-r", "--repetitions", help="How often each test of throughput is repeated.")
+        int, typer.Option("-r", "--repetitions", metavar="N", help="How often each test of throughput is repeated.")
     ] = 5,
     parallel: Annotated[
-        str, typer.Option("-npl", "--parallel", help="Requests at a time, for batch (1 to 32) and prefix (32).")
+        str,
+        typer.Option(
+            "-npl", "--parallel", metavar="N,…", help="Requests at a time [default: batch 1 to 32; prefix 32]."
+        ),
     ] = "",
-    output: Annotated[str, typer.Option("-o", "--output", help=", ".join(_FORMATS))] = "md",
-    threads: Annotated[str, typer.Option("-t", "--threads", help="Thread counts [default: physical cores].")] = "",
+    output: Annotated[
+        str, typer.Option("-o", "--output", metavar="FORMAT", help="How to print it: " + ", ".join(_FORMATS) + ".")
+    ] = "md",
+    threads: Annotated[
+        str, typer.Option("-t", "--threads", metavar="N,…", help="Thread counts [default: physical cores].")
+    ] = "",
     batch_size: Annotated[
-        int, typer.Option("-b", "--batch-size", help="Tokens per pass at most.")
+        int, typer.Option("-b", "--batch-size", metavar="N", help="Tokens per pass at most.")
     ] = DEFAULTS.batch_size,
     ubatch_size: Annotated[
-        int, typer.Option("-ub", "--ubatch-size", help="Tokens computed at once.")
+        int, typer.Option("-ub", "--ubatch-size", metavar="N", help="Tokens computed at once.")
     ] = DEFAULTS.ubatch_size,
     flash_attn: FlashAttn = DEFAULTS.flash_attn,
     cache_type_k: CacheTypeK = DEFAULTS.cache_type_k,

@@ -30,6 +30,7 @@ def lines(rows):
         (["missing.gguf", "-", "--parallel", "0"], 2, "--parallel is 0"),
         (["missing.gguf", "here.jsonl", "-o", "here.jsonl", "--resume"], 2, "read and written"),
         (["missing.gguf", "here.jsonl", "-o", "there.jsonl"], 2, "exists already"),
+        (["missing.gguf", "here.jsonl", "-o", "nowhere/out.jsonl"], 5, "make the folder"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_with_the_contracts_code(arguments, code, says, tmp_path):

@@ -50,11 +50,16 @@ def test_a_failure_after_rows_leaves_a_valid_document(smollm2_gguf: Path, tmp_pa
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("arguments", [["-p", "x"], ["-r", "0"], ["-n", "-1"]])
+@pytest.mark.parametrize("arguments", [["-p", "x"], ["-r", "0"], ["-n", "-1"], ["-p", "0", "-n", "0"]])
 def test_a_wrong_number_is_exit_code_2_and_valid_json(tmp_path: Path, arguments: list[str]) -> None:
     done = _run(tmp_path / "any.gguf", *arguments, "-o", "json")
     assert done.returncode == 2
     assert json.loads(done.stdout)[0]["error"]["code"] == "usage"
+
+
+def test_what_fails_at_once_leaves_no_head_of_a_table(tmp_path: Path) -> None:
+    done = _run(tmp_path / "none.gguf")
+    assert (done.returncode, done.stdout) == (3, "")
 
 
 def test_an_unknown_format_is_exit_code_2(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def error_of(done):
         (["missing.gguf", "hi", "--top-p", "2"], 2, "top_p is 2"),
         (["missing.gguf", "hi", "--mirostat", "3"], 2, "mirostat is 3"),
         (["missing.gguf", "hi", "-n", "0"], 2, "-n is 0"),
-        (["missing.gguf", "hi", "--seed", "-5"], 2, "seed is -5"),
+        (["missing.gguf", "hi", "--seed", "-5"], 2, "seed is -5 (give a number from 0 to 4294967294)"),
         (["missing.gguf", "hi", "-c", "0"], 2, "ctx_size is 0"),
         (["missing.gguf", "hi", "--cache-type-k", "q3"], 2, "cache_type_k is 'q3'"),
         (["missing.gguf", "hi", "--flash-attn", "off", "--cache-type-v", "q8_0"], 2, "flash attention"),

@@ -228,3 +228,13 @@ def test_weights_that_no_kernel_computes_with_are_refused_by_name(tmp_path: Path
         (tmp_path / "a.gguf").write_bytes(_file([architecture], [_tensor("blk.0.x.weight", (64,), kind, 0)], 512))
         with pytest.raises(UnusableInputError, match=rf"blk\.0\.x\.weight \({name}\)"):
             check_limits(read_header(tmp_path / "a.gguf"))
+
+
+def test_an_importance_matrix_is_called_one(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "matrix.gguf", "")
+    writer.add_type("imatrix")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UnusableInputError, match="an importance matrix, not a model"):
+        check_limits(read_header(tmp_path / "matrix.gguf"))
