@@ -1,4 +1,5 @@
 # make demo: from checkpoint to answer. make test: every test. make check: what a change must pass. make models: fetch only.
+# make lint: the part of make check that runs nothing.
 # make conformance: every architecture against transformers and llama.cpp's own script, and all golden data of it.
 # make bench: the README's table, against llama.cpp's own tools (builds them first, takes half an hour).
 
@@ -8,7 +9,7 @@ INSTALLED := .venv/.installed
 # So that the commands that make shows are the commands that a person types.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test check checkpoint models conformance bench clean
+.PHONY: demo test check lint checkpoint models conformance bench clean
 .DEFAULT_GOAL := demo
 
 demo: checkpoint
@@ -18,11 +19,13 @@ demo: checkpoint
 test: models
 	pytest
 
-check: $(INSTALLED)
+check: lint
+	pytest -m "not model"
+
+lint: $(INSTALLED)
 	ruff format --check --quiet .
 	ruff check --quiet .
 	mypy
-	pytest -m "not model"
 
 # SmolLM2-135M-Instruct and the checkpoint made of it, in $EDGEINFER_CACHE or ~/.cache/edgeinfer.
 checkpoint: $(INSTALLED)

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 from fetch_model import fetch
 from golden_embeddings import unpack_checkpoint
+from hypothesis import HealthCheck, settings
 from make_checkpoint import cached_checkpoint
+
+# How fast examples come says nothing on a loaded machine.
+settings.register_profile("edgeinfer", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("edgeinfer")
 
 
 @pytest.fixture(scope="session")

@@ -8,17 +8,25 @@ import sys
 import time
 
 import pytest
+from processes import PATIENCE_S, cpu_s_to_the_end, started
 
 COMMAND = [sys.executable, "-m", "edgeinfer", "batch"]
 
 
 def run(*arguments, **options):
-    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 120, **options}
+    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": PATIENCE_S, **options}
     return subprocess.run([*COMMAND, *map(str, arguments)], **options)
 
 
 def lines(rows):
     return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def wait_for_lines(path, n_lines):
+    deadline = time.monotonic() + PATIENCE_S
+    while not (path.exists() and path.read_bytes().count(b"\n") >= n_lines):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -91,16 +99,17 @@ def test_resuming_after_a_kill_adds_exactly_what_is_missing(smollm2_gguf, tmp_pa
     rows = [{"id": i, "prompt": f"{i} and {i} is", "max_tokens": 40, "temperature": 0} for i in range(12)]
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(lines(rows))
-    command = [*COMMAND, str(smollm2_gguf), str(source), "-o", str(target), "--parallel", "2"]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (target.exists() and target.read_bytes().count(b"\n") >= 3):
-        time.sleep(0.02)
+    # Its input goes on after eight rows, so that it cannot be done before it is killed.
+    command = [*COMMAND, str(smollm2_gguf), "-", "-o", str(target), "--parallel", "2"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process.stdin.write(lines(rows[:8]).encode())
+    process.stdin.flush()
+    wait_for_lines(target, 3)
     process.kill()
-    process.wait()
+    process.communicate()
     before = target.read_bytes()
     target.write_bytes(before + b'{"id": 11, "te')
-    assert 3 <= before.count(b"\n") < 12
+    assert 3 <= before.count(b"\n") <= 8
     done = run(smollm2_gguf, source, "-o", target, "--parallel", 2, "--resume")
     assert (done.returncode, done.stdout) == (0, b"")
     after = target.read_bytes()
@@ -116,7 +125,7 @@ def test_standard_streams_and_a_reader_that_leaves(smollm2_gguf):
     assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == [1, 2, 3]
     endless = 'yes \'{"prompt": "x", "max_tokens": 2}\' | ' + " ".join([*COMMAND, str(smollm2_gguf), "-"])
     piped = subprocess.run(
-        ["bash", "-c", f"{endless} | head -n 2; echo ${{PIPESTATUS[1]}}"], capture_output=True, timeout=60
+        ["bash", "-c", f"{endless} | head -n 2; echo ${{PIPESTATUS[1]}}"], capture_output=True, timeout=PATIENCE_S
     )
     *shown, code = piped.stdout.splitlines()
     assert [json.loads(line)["id"] for line in shown] == [1, 2]
@@ -127,13 +136,10 @@ def test_standard_streams_and_a_reader_that_leaves(smollm2_gguf):
 def test_ctrl_c_ends_it_soon_and_keeps_what_is_written(smollm2_gguf, tmp_path):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(lines([{"prompt": "a", "max_tokens": 1}, {"prompt": "b", "ignore_eos": True}]))
-    command = [*COMMAND, str(smollm2_gguf), str(source), "-o", str(target)]
-    default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, **default) as process:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not (target.exists() and target.read_bytes()):
-            time.sleep(0.05)
+    with started("batch", smollm2_gguf, source, "-o", target) as process:
+        wait_for_lines(target, 1)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=10) == 130
+        assert cpu_s_to_the_end(process) < 3  # the second answer would go on for minutes
+        assert process.returncode == 130
         assert b"--resume goes on" in process.stderr.read()
     assert [json.loads(line)["id"] for line in target.read_bytes().splitlines()] == [1]

@@ -84,7 +84,7 @@ def test_a_header_cut_at_every_byte_is_refused(tmp_path: Path, sound: bytes) -> 
         assert _try(tmp_path, sound[:length]) is not None, length
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_changed_bytes_raise_nothing_else(tmp_path: Path, sound: bytes, data: st.DataObject) -> None:
     raw = bytearray(sound)
@@ -100,7 +100,7 @@ def test_changed_bytes_raise_nothing_else(tmp_path: Path, sound: bytes, data: st
     _try(tmp_path, bytes(raw))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(raw=st.binary(max_size=300))
 def test_noise_raises_nothing_else(tmp_path: Path, raw: bytes) -> None:
     assert _try(tmp_path, b"GGUF" + raw) is not None

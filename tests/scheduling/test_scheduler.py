@@ -161,7 +161,7 @@ ARRIVALS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(ARRIVALS, st.integers(1, 4), st.integers(70, 200), st.sampled_from([None, 50.0, math.inf]))
 def test_nobody_starves_and_no_budget_is_exceeded(arrivals, width, n_cells, target):
     """A machine where a step takes a second, under requests of all priorities, with an endless flow of urgent ones."""
