@@ -75,19 +75,12 @@ class Engine:
     def submit(self, request: Request) -> Generation:
         """Queue a request; its events carry its `id`, the result keeps what it costs.
 
-        Raises ContextOverflowError when prompt and one token do not fit, UsageError when there is nothing to do,
-        OverloadError when too many requests wait.
+        Raises what `check_prompt` raises, UsageError when there is nothing to do, OverloadError when too many wait.
         """
         n_prompt = len(request.tokens)
-        if n_prompt == 0:
-            raise UsageError("the prompt is empty", "give at least one token")
+        self.check_prompt(n_prompt)
         if request.max_tokens < 1:
             raise UsageError(f"max_tokens is {request.max_tokens}", "ask for at least one token")
-        if n_prompt >= self._max_tokens:
-            raise ContextOverflowError(
-                f"the prompt has {n_prompt} tokens, the context holds {self._max_tokens}",
-                f"raise the context size (-c {n_prompt + 256} or more) or shorten the prompt",
-            )
         sampler = self._make_sampler(request.params)
         tokens: list[int] = request.tokens.tolist()
         for token in tokens:
@@ -107,6 +100,16 @@ class Engine:
             self._clear_interrupt()  # an interrupt of something that had already ended is void
         self._scheduler.enqueue(generation)
         return generation
+
+    def check_prompt(self, n_tokens: int) -> None:
+        """Raise UsageError for a prompt of no tokens, ContextOverflowError when it and one token more do not fit."""
+        if n_tokens == 0:
+            raise UsageError("the prompt is empty", "give at least one token")
+        if n_tokens >= self._max_tokens:
+            raise ContextOverflowError(
+                f"the prompt has {n_tokens} tokens, the context holds {self._max_tokens}",
+                f"raise the context size (-c {n_tokens + 256} or more) or shorten the prompt",
+            )
 
     def cancel(self, request_id: int) -> None:
         """Forget a request; what it computed stays for others to reuse. Unknown ids are ignored."""
