@@ -70,6 +70,7 @@ def load_for_batch(
         max_sequences=parallel or max(1, min(wanted, ctx_size // _MIN_TOKENS_PER_REQUEST)),
         latency_target_ms=math.inf,  # nobody watches: the most tokens per second
         max_request_tokens=options.ctx_size or one,
+        remember_shared_only=True,  # of many prompts, most never come again
         verbose=verbose,
     )
 

@@ -11,7 +11,7 @@ from edgeinfer.scheduling.job import Job
 from edgeinfer.scheduling.policy import AGEING_S, DEFAULT_STEPS, Limits, Pace, prefill_budget
 from edgeinfer.scheduling.scheduler import Cached, Scheduler
 
-NOTHING = Cached(0, 0)
+NOTHING = Cached(0, 0, 0)
 
 
 def job(n_prompt=10, computed=0, max_tokens=20, arrived_s=0.0, priority=0, deadline_s=None):
@@ -59,15 +59,15 @@ def test_waiting_raises_the_priority():
 
 def test_the_longest_cached_prompt_goes_first():
     jobs = [job(n_prompt=100), job(n_prompt=300), job(n_prompt=300)]
-    cached = {id(jobs[1]): Cached(100, 100), id(jobs[2]): Cached(200, 200)}
+    cached = {id(jobs[1]): Cached(100, 100, 0), id(jobs[2]): Cached(200, 200, 0)}
     assert order(jobs, cached=lambda j: cached.get(id(j), NOTHING)) == [2, 1, 0]
 
 
 def test_a_prompt_that_another_one_is_computing_waits_for_it_and_lets_others_pass():
     first, twin, other = job(n_prompt=200, computed=50), job(n_prompt=200), job(n_prompt=500)
     work = scheduler([twin, other], running=[first])
-    assert work.choose(0, lambda j: Cached(50, 190) if j is twin else NOTHING, 10**6) is other
-    assert work.choose(0, lambda j: Cached(190, 190) if j is twin else NOTHING, 10**6) is twin
+    assert work.choose(0, lambda j: Cached(50, 190, 0) if j is twin else NOTHING, 10**6) is other
+    assert work.choose(0, lambda j: Cached(190, 190, 0) if j is twin else NOTHING, 10**6) is twin
 
 
 def test_what_only_lacks_room_is_not_overtaken():
