@@ -148,7 +148,7 @@ def parse_logit_bias(text: str) -> tuple[int, float]:
                 return int(token), float(sign + value)
             except ValueError:
                 break
-    raise UsageError(f"logit-bias {text!r} is not ID+BIAS or ID-BIAS", "for example 42-inf or 42+1.5")
+    raise UsageError(f"logit-bias {text[:40]!r} is not ID+BIAS or ID-BIAS", "for example 42-inf or 42+1.5")
 
 
 def _need(options: Any, name: str, least: float, most: float) -> None:

@@ -56,13 +56,15 @@ def load(
     max_sequences: int = 1,
     latency_target_ms: float | None = None,
     max_request_tokens: int | None = None,
+    remember_shared_only: bool = False,
     verbose: bool = False,
 ) -> Model:
     """Load a GGUF model, ready to run. Close it, or use it in a `with` statement.
 
     `max_sequences` is how many requests can run at a time, `max_request_tokens` how many tokens one of them may have of
     the context that they share, `latency_target_ms` how long a step may take while answers are being written (None: a
-    few times what it takes without prompts). Raises NotFoundError, UnusableInputError for a file that is damaged or not
+    few times what it takes without prompts). With `remember_shared_only` the prefix cache keeps of the prompts what two
+    of them begin with, and nothing else. Raises NotFoundError, UnusableInputError for a file that is damaged or not
     a language model, ResourceError when memory does not suffice.
     """
     started_s = time.perf_counter()
@@ -86,6 +88,7 @@ def load(
             cache,
             limits=limits,
             max_request_tokens=max_request_tokens,
+            remember_shared_only=remember_shared_only,
         )
         vocabulary = vocabulary_over(native.vocabulary)
         load_ms = (time.perf_counter() - started_s) * 1e3

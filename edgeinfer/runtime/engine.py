@@ -17,7 +17,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgeinfer.cache.radix import common_length
+from edgeinfer.cache.block import BLOCK_TOKENS
+from edgeinfer.cache.radix import Match, common_length
 from edgeinfer.errors import ContextOverflowError, UsageError
 from edgeinfer.runtime.request import Generation
 from edgeinfer.runtime.residency import Residency
@@ -49,7 +50,9 @@ class Engine:
         *,
         limits: Limits | None = None,
         max_request_tokens: int | None = None,
+        remember_shared_only: bool = False,
     ) -> None:
+        """Over `backend`. With `remember_shared_only` the prefix cache gets what two requests begin with, no more."""
         self._backend = backend
         self._make_sampler = make_sampler
         self._clock = clock
@@ -58,7 +61,9 @@ class Engine:
         self.pace = Pace()
         self._swap = Swap(self._residency, self.pace, clock)
         self._scheduler: Scheduler[Generation] = Scheduler(_clamp(limits, backend), self.pace)
-        self._new_answers: list[Generation] = []
+        self._remember_shared_only = remember_shared_only
+        self._grown: list[Generation] = []
+        """Whose prompts have been computed further since the prefix cache saw them."""
         self._interrupted = False
         self._interrupt_lock = threading.Lock()
 
@@ -75,19 +80,12 @@ class Engine:
     def submit(self, request: Request) -> Generation:
         """Queue a request; its events carry its `id`, the result keeps what it costs.
 
-        Raises ContextOverflowError when prompt and one token do not fit, UsageError when there is nothing to do,
-        OverloadError when too many requests wait.
+        Raises what `check_prompt` raises, UsageError when there is nothing to do, OverloadError when too many wait.
         """
         n_prompt = len(request.tokens)
-        if n_prompt == 0:
-            raise UsageError("the prompt is empty", "give at least one token")
+        self.check_prompt(n_prompt)
         if request.max_tokens < 1:
             raise UsageError(f"max_tokens is {request.max_tokens}", "ask for at least one token")
-        if n_prompt >= self._max_tokens:
-            raise ContextOverflowError(
-                f"the prompt has {n_prompt} tokens, the context holds {self._max_tokens}",
-                f"raise the context size (-c {n_prompt + 256} or more) or shorten the prompt",
-            )
         sampler = self._make_sampler(request.params)
         tokens: list[int] = request.tokens.tolist()
         for token in tokens:
@@ -108,6 +106,16 @@ class Engine:
         self._scheduler.enqueue(generation)
         return generation
 
+    def check_prompt(self, n_tokens: int) -> None:
+        """Raise UsageError for a prompt of no tokens, ContextOverflowError when it and one token more do not fit."""
+        if n_tokens == 0:
+            raise UsageError("the prompt is empty", "give at least one token")
+        if n_tokens >= self._max_tokens:
+            raise ContextOverflowError(
+                f"the prompt has {n_tokens} tokens, the context holds {self._max_tokens}",
+                f"raise the context size (-c {n_tokens + 256} or more) or shorten the prompt",
+            )
+
     def cancel(self, request_id: int) -> None:
         """Forget a request; what it computed stays for others to reuse. Unknown ids are ignored."""
         for generation in [*self._scheduler.running, *self._scheduler.waiting]:
@@ -124,14 +132,14 @@ class Engine:
         """One forward pass over whatever is due; returns what it brought, possibly nothing."""
         if self._interrupted:
             return self._finish_all_interrupted()
-        while self._new_answers:  # now that their first tokens have been shown
-            self._remember(self._new_answers.pop())
+        while self._grown:  # not before what the pass brought was shown
+            self._remember(self._grown.pop())
         started_s = self._clock()
         if self._scheduler.waiting:
             self._admit(started_s)
         planned = self._plan(started_s)
         if not planned:
-            return []
+            return self._end_without_room() if self._scheduler.running else []
         rows = [_row(generation, length) for generation, length in planned]
         n_tokens = sum(length for _, length in planned)
         self._residency.reserve(n_tokens)
@@ -163,6 +171,8 @@ class Engine:
             assert generation.seq_id is not None
             self._residency.computed(generation.seq_id, generation.tokens[start : start + length])
             generation.n_computed = start + length
+            if start < generation.prompt_tokens:
+                self._grown.append(generation)
             if generation.remaining == 0:
                 events.append(self._sample(generation, logits, index))
                 index += 1
@@ -175,7 +185,6 @@ class Engine:
         token = generation.sampler.sample(logits[index])
         if generation.first_token_s is None:
             generation.first_token_s = self._clock()
-            self._new_answers.append(generation)
         generation.sampler.accept(token)
         generation.tokens.append(token)
         reason: FinishReason | None = None
@@ -200,10 +209,17 @@ class Engine:
             generation.seq_id = None
 
     def _remember(self, generation: Generation) -> None:
-        """Let the prefix cache have the prompt, once, as far as it is computed."""
-        if generation.seq_id is not None and not generation.remembered:
-            generation.remembered = True
-            self._residency.remember(generation.seq_id, generation.request.tokens[: generation.n_computed])
+        """Let the prefix cache have what is new of a prompt: whole blocks while more is to come, then the rest."""
+        n_prompt = generation.prompt_tokens
+        if generation.seq_id is None or generation.remembered >= n_prompt:
+            return
+        wanted = (generation.cached_tokens or 0) if self._remember_shared_only else n_prompt
+        end = min(wanted, generation.n_computed)
+        if end < n_prompt and generation.finish_reason is None:
+            end -= end % BLOCK_TOKENS
+        if end > generation.remembered:
+            generation.remembered = end
+            self._residency.remember(generation.seq_id, generation.request.tokens[:end])
 
     def _finish_all_interrupted(self) -> list[TokenEvent]:
         self._clear_interrupt()
@@ -239,16 +255,17 @@ class Engine:
             if generation.cached_tokens is None:
                 generation.cached_tokens = generation.n_computed
 
-    def _cached(self, generation: Generation, resident: int) -> Cached:
+    def _cached(self, generation: Generation, match: Match) -> Cached:
         """What a waiting request will find, now and when those that are being prefilled are done."""
-        tokens, coming = generation.tokens, resident
+        tokens, resident = generation.tokens, match.length
+        coming = resident
         next_ones = tokens[resident : resident + MIN_SHARED_TOKENS]
         if self._residency.shares:
             for other in self._scheduler.running:
                 # The whole is compared only where it goes on the same way: there may be many, and long ones.
                 if other.remaining > 1 and other.tokens[resident : resident + MIN_SHARED_TOKENS] == next_ones:
                     coming = max(coming, common_length(other.tokens, tokens, 0, len(tokens) - 1))
-        return Cached(resident, coming)
+        return Cached(resident, coming, match.in_use)
 
     def _preempt(self, generation: Generation) -> None:
         """A running request waits again."""
@@ -259,13 +276,14 @@ class Engine:
         self._scheduler.suspend(generation)
 
     def _shrink(self, n_tokens: int) -> list[TokenEvent]:
-        """The backend has less room than was counted: from now on that is counted, and the next step fits into it.
-
-        A request that is alone and finds no room has filled the context: it ends there.
-        """
+        """The backend has less room than was counted: from now on that is counted, and the next step fits into it."""
         self._residency.refused(n_tokens)
         if len(self._scheduler.running) > 1 or self._residency.n_free > 0:
             return []
+        return self._end_without_room()
+
+    def _end_without_room(self) -> list[TokenEvent]:
+        """A request that is alone and finds no room has filled the context: it ends there."""
         (generation,) = self._scheduler.running
         self._finish(generation, "length")
         return [TokenEvent(generation.request.id, (), finish_reason="length")]

@@ -19,8 +19,8 @@ class Generation(Job):
     """The sequence it owns; None while it waits."""
     cached_tokens: int | None = None
     """Prompt tokens that needed no computing when it was first admitted."""
-    remembered: bool = False
-    """Whether the prefix cache has been given its prompt."""
+    remembered: int = 0
+    """How much of its prompt the prefix cache has been given."""
     swapped: Saved | None = None
     """Its part of the KV cache while it waits after a preemption."""
     prefilled_s: float | None = None

@@ -32,6 +32,8 @@ class Cached:
 
     resident: int
     coming: int
+    in_use: int
+    """Those of the resident ones whose cells a running request holds: the others are among the free ones."""
 
 
 class Scheduler(Generic[J]):
@@ -77,7 +79,7 @@ class Scheduler(Generic[J]):
             known = found[id(job)]
             if known.coming >= known.resident + MIN_SHARED_TOKENS:
                 continue
-            return job if self._fits(job, known.resident, n_free) else None
+            return job if self._fits(job, known.in_use, n_free) else None
         return None
 
     def outranked(self, now_s: float) -> J | None:
@@ -134,12 +136,12 @@ class Scheduler(Generic[J]):
             left -= length
         return rows
 
-    def _fits(self, job: J, resident: int, n_free: int) -> bool:
+    def _fits(self, job: J, in_use: int, n_free: int) -> bool:
         """Whether the request has room beside what the running ones still have to compute. Alone it always has."""
         if not self.running:
             return True
         promised = sum(run.remaining + _headroom(run) for run in self.running)
-        return len(job.tokens) - resident + _headroom(job) + promised <= n_free
+        return len(job.tokens) - in_use + _headroom(job) + promised <= n_free
 
 
 def _headroom(job: Job) -> int:

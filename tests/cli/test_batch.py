@@ -1,5 +1,6 @@
 """`edgeinfer batch` as a shell script sees it."""
 
+import contextlib
 import json
 import os
 import signal
@@ -39,6 +40,8 @@ def wait_for_lines(path, n_lines):
         (["missing.gguf", "here.jsonl", "-o", "here.jsonl", "--resume"], 2, "read and written"),
         (["missing.gguf", "here.jsonl", "-o", "there.jsonl"], 2, "exists already"),
         (["missing.gguf", "here.jsonl", "-o", "nowhere/out.jsonl"], 5, "make the folder"),
+        (["missing.gguf", "missing.jsonl", "-o", "there.jsonl"], 3, "missing.jsonl"),
+        (["missing.gguf", "here.jsonl", "-o", "."], 5, "directory"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_with_the_contracts_code(arguments, code, says, tmp_path):
@@ -143,3 +146,73 @@ def test_ctrl_c_ends_it_soon_and_keeps_what_is_written(smollm2_gguf, tmp_path):
         assert process.returncode == 130
         assert b"--resume goes on" in process.stderr.read()
     assert [json.loads(line)["id"] for line in target.read_bytes().splitlines()] == [1]
+
+
+def test_ids_that_repeat_themselves_are_all_resumed(tiny_gguf, tmp_path):
+    rows = [{"prompt": "a", "max_tokens": 1, **({"id": i} if i else {})} for i in (2, 0, 2, "x", "x", 0)]
+    ids = [2, 2, 2, "x", "x", 6]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(lines(rows))
+    for cut in range(len(rows) + 1):
+        target.write_bytes(b"".join(target.read_bytes().splitlines(True)[:cut]) if cut else b"")
+        done = run(tiny_gguf, source, "-o", target, "--resume")
+        assert done.returncode == 0, done.stderr
+        assert [json.loads(line)["id"] for line in target.read_bytes().splitlines()] == ids
+
+
+def test_rows_that_are_appended_to_while_they_are_read_are_refused(tiny_gguf, tmp_path):
+    source = tmp_path / "in.jsonl"
+    source.write_text(lines([{"prompt": "a", "max_tokens": 1}]))
+    with source.open("ab") as target:
+        done = run(tiny_gguf, source, stdout=target, stderr=subprocess.PIPE, capture_output=False)
+    assert done.returncode == 2
+    assert b"read and written" in done.stderr
+
+
+@contextlib.contextmanager
+def waiting(*arguments, **options):
+    """A batch that has answered two rows and waits for more."""
+    default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*COMMAND, *map(str, arguments)], **pipes, **default) as process:
+        process.stdin.write(lines([{"prompt": "a", "max_tokens": 2}] * 2).encode())
+        process.stdin.flush()
+        assert [json.loads(process.stdout.readline())["id"] for _ in range(2)] == [1, 2]
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("way", ["reader", "SIGINT", "SIGTERM"])
+def test_waiting_for_input_it_ends_at_once(tiny_gguf, way):
+    with waiting(tiny_gguf, "-") as process:
+        if way == "reader":
+            process.stdout.close()
+        else:
+            process.send_signal(getattr(signal, way))
+        assert process.wait(PATIENCE_S) == {"reader": 141, "SIGINT": 130, "SIGTERM": 143}[way]
+        assert b"Fatal" not in process.stderr.read()
+
+
+def test_a_pipe_that_stays_open_does_not_hold_up_ctrl_c(tiny_gguf, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    command = [*COMMAND, str(tiny_gguf), str(pipe)]
+    with subprocess.Popen(command, **pipes, **default) as process, pipe.open("wb", buffering=0) as writer:
+        writer.write(lines([{"prompt": "a", "max_tokens": 2}]).encode())
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+
+
+def test_a_reader_that_leaves_is_noticed_in_the_middle_of_a_row(tiny_gguf):
+    rows = [{"prompt": "a", "max_tokens": 1}, {"prompt": "b", "ignore_eos": True}]
+    command = [*COMMAND, str(tiny_gguf), "-", "-c", "200000", "--no-prefix-cache"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, **pipes) as process:
+        process.stdin.write(lines(rows).encode())
+        process.stdin.close()
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(PATIENCE_S) == 141

@@ -66,7 +66,7 @@ def test_a_stop_string_ends_a_row_and_frees_its_place():
     whole = alone(("some prompt", 20))
     (entry,) = make([("some prompt", 20, whole[8:10])])
     assert entry.text == whole[: whole.index(whole[8:10])]
-    assert entry.reply.finish_reason == "stop"
+    assert entry.finish_reason == "stop"
 
 
 def test_an_endless_input_is_read_only_as_far_as_it_is_needed():
