@@ -209,7 +209,7 @@ class Engine:
             generation.seq_id = None
 
     def _remember(self, generation: Generation) -> None:
-        """Let the prefix cache have what is new of a prompt: whole blocks while more of it is to come, then the rest."""
+        """Let the prefix cache have what is new of a prompt: whole blocks while more is to come, then the rest."""
         n_prompt = generation.prompt_tokens
         if generation.seq_id is None or generation.remembered >= n_prompt:
             return

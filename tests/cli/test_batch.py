@@ -191,12 +191,12 @@ def test_a_pipe_that_stays_open_does_not_hold_up_ctrl_c(tiny_gguf, tmp_path):
     os.mkfifo(pipe)
     default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([*COMMAND, str(tiny_gguf), str(pipe)], **pipes, **default) as process:
-        with pipe.open("wb", buffering=0) as writer:
-            writer.write(lines([{"prompt": "a", "max_tokens": 2}]).encode())
-            assert process.stdout.readline()
-            process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=3) == 130
+    command = [*COMMAND, str(tiny_gguf), str(pipe)]
+    with subprocess.Popen(command, **pipes, **default) as process, pipe.open("wb", buffering=0) as writer:
+        writer.write(lines([{"prompt": "a", "max_tokens": 2}]).encode())
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=3) == 130
 
 
 def test_a_reader_that_leaves_is_noticed_in_the_middle_of_a_row(tiny_gguf):

@@ -94,7 +94,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def cancel(self, data):
-        prompt, generation = data.draw(st.sampled_from(self.requests))
+        _, generation = data.draw(st.sampled_from(self.requests))
         self.engine.cancel(generation.request.id)
         assert generation.finish_reason is not None
 
