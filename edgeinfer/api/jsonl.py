@@ -124,9 +124,7 @@ class Output:
         with suppress(OSError):  # not every file system has locks
             locked = lock(self._file.fileno(), _LOCK_WAIT_S)
         if not locked:
-            raise ResourceError(
-                f"{self._path} is being written by another process", "wait for it, or name another file"
-            )
+            raise ResourceError(f"{self._path}: another process writes it", "wait for it, or give another file")
 
     def _resume(self) -> None:
         hashes, end = array("Q"), 0

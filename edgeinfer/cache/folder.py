@@ -117,7 +117,8 @@ class CacheFolder:
             nbytes = sum(entry.nbytes for entry in self._entries())
             for folder in self._model_folders():
                 shutil.rmtree(folder)
-            self._write_total(0)
+            total = self.root / "total"  # whatever stands there now; without it the blocks are counted
+            shutil.rmtree(total) if total.is_dir() and not total.is_symlink() else total.unlink(missing_ok=True)
         return nbytes
 
     def _evict(self, nbytes: int, budget: int) -> int:
