@@ -6,6 +6,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# Two at a time: most tests keep one core busy, and a model that runs takes two.
+PYTEST := pytest --numprocesses 2 --dist worksteal
 # So that the commands that make shows are the commands that a person types.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
@@ -17,10 +19,10 @@ demo: checkpoint
 	edgeinfer run demo.gguf "Why is the sky blue?" -n 64 --temp 0
 
 test: models
-	pytest
+	$(PYTEST)
 
 check: lint
-	pytest -m "not model"
+	$(PYTEST) -m "not model"
 
 lint: $(INSTALLED)
 	ruff format --check --quiet .
@@ -38,7 +40,7 @@ models: checkpoint
 conformance: $(INSTALLED)
 	@$(BIN)/python scripts/conformance.py
 	@$(BIN)/python scripts/golden_embeddings.py
-	pytest tests/conformance --all-types
+	$(PYTEST) tests/conformance --all-types
 
 bench: models
 	@$(BIN)/python scripts/compare.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from golden_embeddings import unpack_checkpoint
 from hypothesis import HealthCheck, settings
 from make_checkpoint import cached_checkpoint
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The workers share the cores: a thread that waits for another must not keep one busy.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # How fast examples come says nothing on a loaded machine.
 settings.register_profile("edgeinfer", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("edgeinfer")

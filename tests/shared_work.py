@@ -7,7 +7,7 @@ share (quantizing is a function of its arguments). Every file is still planned, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,15 +43,11 @@ def _once(function: Callable[..., Any], key: Callable[..., Any]) -> Callable[...
     return call
 
 
-class _RememberingQuantizer:
-    """A GGMLQuantizer that asks the library only for what it has not been asked for yet."""
+class _RememberingQuantizer(GGMLQuantizer):
+    """Asks the library only for what it has not been asked for yet."""
 
     def __init__(self) -> None:
-        self._ggml = GGMLQuantizer()
         self._known: dict[tuple[int, tuple[int, ...], bytes], NDArray[np.uint8]] = {}
-
-    def prepare(self, types: Iterable[int]) -> None:
-        self._ggml.prepare(types)
 
     def quantize(
         self,
@@ -61,11 +57,11 @@ class _RememberingQuantizer:
         weights: NDArray[np.float32] | None = None,
     ) -> None:
         if weights is not None or not GGMLType(ggml_type).is_quantized:
-            self._ggml.quantize(ggml_type, rows, out, weights)
+            super().quantize(ggml_type, rows, out, weights)
             return
         key = ggml_type, rows.shape, hashlib.sha256(rows.data).digest()
         if key in self._known:
             out[:] = self._known[key]
             return
-        self._ggml.quantize(ggml_type, rows, out)
+        super().quantize(ggml_type, rows, out)
         self._known[key] = out.copy()
