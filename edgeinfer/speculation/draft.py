@@ -83,6 +83,10 @@ class Source(Protocol):
         """
         ...
 
+    def expected(self, grade: int) -> float:
+        """The acceptance to assume for a grade before anything was measured, from 0 to 1."""
+        ...
+
     def open(self, request: Request) -> Draft | None:
         """Begin to follow a request; None where the source cannot (no sequence free, say).
 
