@@ -109,7 +109,7 @@ class Suite:
 def run_batch(models: Sequence[str | Path], suite: Suite, options: RuntimeOptions) -> Iterator[Row]:
     """Measure, and give each row as soon as it is known. Raises what `load` raises."""
     for path, pp, tg, width, threads in _cases(models, suite):
-        settings = replace(options, threads=threads, ctx_size=width * (pp + tg), prefix_cache=False)
+        settings = replace(options, threads=threads, ctx_size=width * (pp + tg), prefix_cache=False, draft="off")
         with load(path, settings, max_sequences=width, latency_target_ms=math.inf) as model:
             _warm_up(model)
             prompts = [_random(model, pp, seed=i) for i in range(width)]
@@ -124,7 +124,7 @@ def run_prefix(models: Sequence[str | Path], suite: Suite, options: RuntimeOptio
         pp = n_prefix + TAIL_TOKENS
         for states in (("none",), ("cold", "warm")):  # in a context each
             ctx_size = width * (pp + tg) if states == ("none",) else n_prefix + 2 * width * (TAIL_TOKENS + tg)
-            settings = replace(options, threads=threads, ctx_size=ctx_size, prefix_cache=False)
+            settings = replace(options, threads=threads, ctx_size=ctx_size, prefix_cache=False, draft="off")
             with load(path, settings, max_sequences=width, latency_target_ms=math.inf) as model:
                 _warm_up(model)
                 about = machine_and_model(path, model) | {"n_threads": model.backend.threads}

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
+from edgeinfer.options import MAX_DRAFT_TOKENS
 from edgeinfer.runtime.request import Generation
 from edgeinfer.speculation.acceptance import Acceptance
-from edgeinfer.speculation.controller import LEAST_SURVIVAL, MAX_DRAFT_TOKENS, Best, best_length, shared_lengths
+from edgeinfer.speculation.controller import LEAST_SURVIVAL, Best, best_length, shared_lengths
 from edgeinfer.speculation.cost import CostCurve
 from edgeinfer.speculation.draft import Draft, Proposal, Source
 
@@ -90,9 +91,17 @@ class Drafting:
         self.curve = curve or CostCurve()
         self.use = {name: SourceUse() for name in self._sources}
         """By the source's name."""
+        self.was_stopped = False
+        self._spent_s = self._plain_s = 0.0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is anybody to ask."""
+        return bool(self._sources)
 
     def stop(self) -> None:
         """No more drafts: the model's memory turned out not to forget them."""
+        self.was_stopped = True
         for generation in list(self._followed):
             self.forget(generation)
         self._sources = {}
@@ -125,6 +134,18 @@ class Drafting:
             if length:
                 drafts[generation] = _shortened(proposal, length)
         return drafts
+
+    @property
+    def speed_up(self) -> float | None:
+        """How many times faster answers were written than without drafts, as far as this can be told."""
+        return self._plain_s / self._spent_s if self._spent_s else None
+
+    def observe_step(self, n_answers: int, n_rows: int, n_new: int, seconds: float) -> None:
+        """A pass over one row of every answer and over drafts, `n_rows` in all, brought so many tokens."""
+        self.curve.observe(n_rows, seconds)
+        if self.curve.unit_s is not None:
+            self._spent_s += seconds
+            self._plain_s += n_new / n_answers * self.curve.cost(n_answers) * self.curve.unit_s
 
     def learn(self, generation: Generation, draft: Proposal | None, new: Sequence[int]) -> None:
         """A step brought these tokens, of which all but the last were drafted."""

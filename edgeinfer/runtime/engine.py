@@ -146,8 +146,11 @@ class Engine:
             return self._finish_all_interrupted()
         if isinstance(result, Refusal):
             return self._shrink(n_tokens)
-        self._observe(shares, n_tokens, self._clock() - started_s, self._clock() - planned_s)
-        return self._commit(shares, result)
+        computed_s = self._clock()
+        events = self._commit(shares, result)
+        n_new = sum(len(event.tokens) for event in events)
+        self._observe(shares, n_new, computed_s - started_s, computed_s - planned_s)
+        return events
 
     def _plan(self, now_s: float) -> list[Share]:
         """Whose tokens run now. Where the running requests have no room to grow, the least important one gives way."""
@@ -174,13 +177,14 @@ class Engine:
         most_s = math.inf if is_alone else step_target_s(self.limits, self.pace)
         return self.drafting.propose(most_tokens, Room(n_rows, n_free, most_s))
 
-    def _observe(self, shares: list[Share], n_tokens: int, step_s: float, forward_s: float) -> None:
-        """Learn from how long a step took, and its forward pass."""
+    def _observe(self, shares: list[Share], n_new: int, step_s: float, forward_s: float) -> None:
+        """Learn from how long a step took, and its forward pass, and how many tokens it brought."""
         n_decoding = sum(share.length == 1 for share in shares)
         n_prompt = sum(share.length for share in shares if share.length > 1)
         self.pace.observe_step(n_decoding, n_prompt, step_s)
         if n_prompt == 0:
-            self.drafting.curve.observe(n_tokens, forward_s)
+            n_rows = sum(len(share.row.tokens) for share in shares)
+            self.drafting.observe_step(n_decoding, n_rows, n_new, forward_s)
 
     def _commit(self, shares: list[Share], logits: Logits) -> list[TokenEvent]:
         """Note what is resident now, and choose tokens wherever the known ones are all computed."""

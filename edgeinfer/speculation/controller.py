@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from edgeinfer.speculation.cost import CostCurve
 
-MAX_DRAFT_TOKENS = 63
-"""Of a request in a step: with the token that is known, 64 rows."""
 LEAST_SURVIVAL = 0.01
 """Draft tokens that are less likely to be reached are not looked at."""
-_MARGIN = 1.02
+_MARGIN = 1.05
 """By how much a step with drafts must be expected to beat one without."""
 _KERNEL_ROWS = 4
 """Kernels work on rows in fours; fewer than four are a case of their own."""

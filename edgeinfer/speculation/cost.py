@@ -26,6 +26,8 @@ class CostCurve:
         self._at = {rows: known.get(rows, cost) for rows, cost in _ASSUMED.items()}
         self.unit_s: float | None = None
         """Seconds of a pass over one row."""
+        self.is_learned = False
+        """Whether steps have changed the shape."""
         self._table: list[float] = []
         self._fill()
 
@@ -50,6 +52,7 @@ class CostCurve:
         ratio = min(max(seconds / (self.unit_s * self.cost(rows)), 1 / _OUTLIER), _OUTLIER)
         self.unit_s *= 1 + _UNIT_WEIGHT * (ratio - 1)
         if rows > 1:
+            self.is_learned = True
             self._bend(rows, 1 + _SHAPE_WEIGHT * (ratio - 1))
 
     def _bend(self, rows: int, factor: float) -> None:
