@@ -29,10 +29,9 @@ _MAX_COST = 1e4
 """Times what one row takes; more is no measurement."""
 
 
-def open_drafting(options: RuntimeOptions, backend: NativeBackend, costs: CostFile) -> Drafting:
-    """The drafts that the options ask for."""
+def open_drafting(options: RuntimeOptions, backend: NativeBackend, curve: CostCurve) -> Drafting:
+    """The drafts that the options ask for; `curve` is what passes cost."""
     sources: list[Source] = [] if options.draft == "off" else [Lookup()]
-    curve = CostCurve(costs.read())
     return Drafting(sources, backend.n_vocab, time.perf_counter, curve=curve, most_tokens=options.draft_max)
 
 

@@ -32,6 +32,7 @@ from edgeinfer.runtime.prompt import chat_tokens, no_template, raw_tokens
 from edgeinfer.runtime.session import ChatSession
 from edgeinfer.runtime.template import ChatTemplate, Message
 from edgeinfer.scheduling.policy import Limits
+from edgeinfer.speculation.cost import CostCurve
 from edgeinfer.types import Answer, Tokens
 
 # A file's recommendations (general.sampling.*, src/llama-arch.cpp) by their name there and ours.
@@ -87,7 +88,7 @@ def load(
             cache,
             limits=limits,
             max_request_tokens=max_request_tokens,
-            drafting=open_drafting(options, backend, costs),
+            drafting=open_drafting(options, backend, CostCurve(costs.read())),
         )
         load_ms = (time.perf_counter() - started_s) * 1e3
         loaded = Model(header, native, backend, engine, cache, costs, load_ms=load_ms)

@@ -28,7 +28,7 @@ from edgeinfer.types import Request, Tokens
 TAIL_TOKENS = 16
 """Of every prompt of the prefix suite, after the common beginning."""
 _GREEDY = SamplingParams(temperature=0)
-_ABOUT = {
+ABOUT = {
     name: FIELDS[name]
     for name in (
         "build_commit",
@@ -58,7 +58,7 @@ _FIGURES = {
 
 BATCH = Schema(
     "batch",
-    _ABOUT | _FIGURES,
+    ABOUT | _FIGURES,
     (
         *model_columns(),
         Column("prompt", 6, lambda row: str(row["pp"])),
@@ -72,7 +72,7 @@ BATCH = Schema(
 )
 PREFIX = Schema(
     "prefix",
-    _ABOUT
+    ABOUT
     | {"n_prefix": "INTEGER", "n_tail": "INTEGER", "state": "TEXT"}
     | _FIGURES
     | {"cached_tokens": "INTEGER", "ttft_p50_ms": "REAL", "answer_speed": "REAL"},
