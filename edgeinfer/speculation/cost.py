@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 # Rows and the time of a pass over them: Qwen2.5-0.5B Q4_K_M on two cores of a server (x86, AVX-512).
-_ASSUMED = {1: 1.0, 2: 1.29, 3: 1.45, 4: 1.59, 8: 2.5, 12: 3.3, 16: 4.1, 24: 5.4, 32: 6.5, 48: 8.5, 64: 10.5, 128: 20.0}
+_ASSUMED = {1: 1.0, 2: 1.3, 3: 1.5, 4: 1.65, 8: 2.55, 12: 3.4, 16: 4.1, 24: 5.8, 32: 7.3, 48: 9.5, 64: 12.0, 128: 23.0}
 _KNOTS = tuple(_ASSUMED)
 MAX_ROWS = _KNOTS[-1]
 _UNIT_WEIGHT = 0.2  # of the newest step in the time of one row
