@@ -184,6 +184,7 @@ class Drafting:
     ) -> tuple[Proposal, list[float]] | None:
         """The proposal that promises most, and the probability of each of its tokens to become text."""
         best, found = Best(0, 0.0), None
+        following.proposals.clear()  # of a step that the cache had no room for
         for name in sorted(following.drafts, key=lambda name: not self._sources[name].is_free):
             wanted = most_tokens
             if not self._sources[name].is_free:
