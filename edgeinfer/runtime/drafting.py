@@ -262,7 +262,4 @@ class Drafting:
 def _shortened(proposal: Proposal, length: int) -> Proposal:
     if length == len(proposal.tokens):
         return proposal
-    distributions = proposal.distributions and proposal.distributions[:length]
-    return replace(
-        proposal, tokens=proposal.tokens[:length], grades=proposal.grades[:length], distributions=distributions
-    )
+    return replace(proposal, tokens=proposal.tokens[:length], grades=proposal.grades[:length])
