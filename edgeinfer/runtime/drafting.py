@@ -22,6 +22,8 @@ from edgeinfer.speculation.draft import Draft, Proposal, Source
 
 T = TypeVar("T")
 
+_LEAST_SHARE = 3
+"""Tokens that a request's draft may have in a large batch, where longer ones hardly pay and asking for them costs."""
 _PROBE_TOKENS = 2
 _FIRST_PROBE_TOKENS = 32
 """A source that is not free and does not pay is tried again after so many tokens, then after twice as many."""
@@ -121,7 +123,7 @@ class Drafting:
         most_cost = room.most_s / unit_s if unit_s else math.inf
         chosen: dict[Generation, tuple[Proposal, list[float]]] = {}
         for generation, most in most_tokens.items():
-            most = min(most, room.n_free, self._most_tokens)
+            most = min(most, room.n_free, self._most_tokens, max(_LEAST_SHARE, MAX_DRAFT_TOKENS // len(most_tokens)))
             if most < 1:
                 continue
             best = self._best(self._follow(generation), generation.n_answered, most, room.n_rows, most_cost)
