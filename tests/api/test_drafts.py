@@ -14,8 +14,8 @@ from edgeinfer.runtime.fake import FakeBackend
 from edgeinfer.speculation.cost import CostCurve
 from edgeinfer.speculation.lookup import Lookup
 
-GREEDY = SamplingParams(temperature=0)
-REPETITIVE = "one two three four five six seven eight nine ten\n" * 4
+GREEDY = SamplingParams(temperature=0, ignore_eos=True)
+REPETITIVE = "one two three four five six seven eight nine ten, " * 6
 
 
 def learned():
