@@ -149,7 +149,7 @@ def test_a_text_with_drafts_is_the_text_without(params, wrong_every, is_free, wi
         assert generation.accepted_tokens <= generation.drafted_tokens
         assert generation.usage.drafted_tokens == generation.drafted_tokens
     if wrong_every == 0:
-        assert sum(g.accepted_tokens for g in generations) > (90 if is_free else 20 if width == 1 else 0)
+        assert sum(g.accepted_tokens for g in generations) > ((90 if is_free else 20) if width == 1 else 0)
 
 
 @pytest.mark.parametrize("kind", Nonsense.KINDS)
