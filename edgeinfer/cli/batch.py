@@ -19,6 +19,8 @@ from edgeinfer.cli.runtime_options import (
     DEFAULTS,
     CacheTypeK,
     CacheTypeV,
+    Draft,
+    DraftMax,
     FlashAttn,
     Mlock,
     NoMmap,
@@ -60,6 +62,8 @@ def command(
     no_mmap: NoMmap = False,
     no_prefix_cache: NoPrefixCache = False,
     mlock: Mlock = DEFAULTS.mlock,
+    draft: Draft = DEFAULTS.draft,
+    draft_max: DraftMax = DEFAULTS.draft_max,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
 ) -> None:
     """Answer every line of a JSONL file, many at a time, in the order of the lines.
@@ -75,6 +79,8 @@ def command(
         cache_type_v=cache_type_v,
         mmap=not no_mmap,
         prefix_cache=not no_prefix_cache,
+        draft=draft,
+        draft_max=draft_max,
         mlock=mlock,
     )
     if resume and output == _STANDARD_STREAM:

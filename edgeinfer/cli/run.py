@@ -17,6 +17,8 @@ from edgeinfer.cli.runtime_options import (
     DEFAULTS,
     CacheTypeK,
     CacheTypeV,
+    Draft,
+    DraftMax,
     FlashAttn,
     Mlock,
     NoMmap,
@@ -115,6 +117,8 @@ def command(
     no_mmap: NoMmap = False,
     mlock: Mlock = DEFAULTS.mlock,
     no_prefix_cache: NoPrefixCache = False,
+    draft: Draft = DEFAULTS.draft,
+    draft_max: DraftMax = DEFAULTS.draft_max,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
 ) -> None:
     """Answer a prompt, or chat when there is none and this is a terminal."""
@@ -127,6 +131,8 @@ def command(
         mmap=not no_mmap,
         mlock=mlock,
         prefix_cache=not no_prefix_cache,
+        draft=draft,
+        draft_max=draft_max,
     )
     given: dict[str, Any] = {
         "temperature": temp,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from edgeinfer.options import CACHE_TYPES, FLASH_ATTN, RuntimeOptions
+from edgeinfer.options import CACHE_TYPES, DRAFTS, FLASH_ATTN, MAX_DRAFT_TOKENS, RuntimeOptions
 
 DEFAULTS = RuntimeOptions()
 
@@ -21,3 +21,10 @@ Mlock = Annotated[bool, typer.Option("--mlock", help="Lock the model in memory, 
 NoPrefixCache = Annotated[
     bool, typer.Option("--no-prefix-cache", help="Neither use nor keep the KV state of prompts on disk.")
 ]
+Draft = Annotated[
+    str,
+    typer.Option(
+        "--draft", metavar="|".join(DRAFTS), help="Guess several tokens and let the model check them at once."
+    ),
+]
+DraftMax = Annotated[int, typer.Option("--draft-max", help=f"Most tokens of a guess, 1 to {MAX_DRAFT_TOKENS}.")]

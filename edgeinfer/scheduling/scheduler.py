@@ -119,12 +119,21 @@ class Scheduler(Generic[J]):
         """A request has ended, wherever it was."""
         (self.running if job in self.running else self.waiting).remove(job)
 
-    def rows(self, now_s: float, n_free: int) -> list[tuple[J, int]]:
-        """Whose tokens run now, and how many: one of every answer, then prompts in pieces, at most `n_free` in all."""
-        rows = [(job, 1) for job in self.running if job.remaining == 1]
+    @property
+    def decoding(self) -> list[J]:
+        """The running requests whose next token is known: each has a row of every step."""
+        return [job for job in self.running if job.remaining == 1]
+
+    def rows(self, now_s: float, n_free: int, n_drafted: int = 0) -> list[tuple[J, int]]:
+        """Whose tokens run now, and how many: one of every answer, then prompts in pieces, at most `n_free` in all.
+
+        `n_drafted` rows of the step are drafts of those answers.
+        """
+        rows = [(job, 1) for job in self.decoding]
         if len(rows) == len(self.running):
             return rows
-        left = min(prefill_budget(self.limits, self.pace, len(rows)), n_free - len(rows))
+        budget = prefill_budget(self.limits, self.pace, len(rows), n_drafted)
+        left = min(budget, n_free - len(rows) - n_drafted)
         prefilling = [job for job in self.running if job.remaining > 1]
         if len(prefilling) > 1:
             prefilling.sort(key=lambda job: urgency(job, now_s))

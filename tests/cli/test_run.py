@@ -48,6 +48,8 @@ def error_of(done):
         (["missing.gguf", "hi", "-n", "0"], 2, "-n is 0"),
         (["missing.gguf", "hi", "--seed", "-5"], 2, "seed is -5 (give a number from 0 to 4294967294)"),
         (["missing.gguf", "hi", "-c", "0"], 2, "ctx_size is 0"),
+        (["missing.gguf", "hi", "--draft", "wild"], 2, "draft is 'wild'"),
+        (["missing.gguf", "hi", "--draft-max", "64"], 2, "draft_max is 64"),
         (["missing.gguf", "hi", "--cache-type-k", "q3"], 2, "cache_type_k is 'q3'"),
         (["missing.gguf", "hi", "--flash-attn", "off", "--cache-type-v", "q8_0"], 2, "flash attention"),
         (["missing.gguf", "hi", "--logit-bias", "x"], 2, "logit-bias"),
