@@ -27,4 +27,6 @@ Draft = Annotated[
         "--draft", metavar="|".join(DRAFTS), help="Guess several tokens and let the model check them at once."
     ),
 ]
-DraftMax = Annotated[int, typer.Option("--draft-max", help=f"Most tokens of a guess, 1 to {MAX_DRAFT_TOKENS}.")]
+DraftMax = Annotated[
+    int, typer.Option("--draft-max", metavar="N", help=f"Most tokens of a guess, 1 to {MAX_DRAFT_TOKENS}.")
+]
