@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from edgeinfer.api.draft_model import DraftModel, DraftPlan
 from edgeinfer.api.drafts import CostFile, draft_notes, open_drafting
 from edgeinfer.api.files import checked_header, resolve
 from edgeinfer.api.memory import check_context
@@ -72,7 +73,8 @@ def load(
     path = resolve(model)
     header = checked_header(path)
     options = options or RuntimeOptions()
-    check_context(header, options)
+    plan = DraftPlan.of(header, options)
+    check_context(header, options, plan.header if plan else None)
     limits = Limits(max_sequences, latency_target_ms=latency_target_ms)
     native = NativeModel(path, mmap=options.mmap, mlock=options.mlock)
     with contextlib.ExitStack() as opened:
@@ -81,6 +83,9 @@ def load(
         kept = 0 if max_sequences == 1 or native.is_stateful else max_sequences
         backend = opened.enter_context(NativeBackend(native, options, max_sequences=max_sequences + kept))
         cache = open_prefix_cache(header, backend, options, library.build()) if options.prefix_cache else None
+        drafter = None
+        if plan is not None and not native.is_stateful:
+            drafter = opened.enter_context(plan.open(backend, options, max_sequences))
         costs = CostFile.of(header, backend, options, library.build())
         engine = Engine(
             backend,
@@ -88,10 +93,10 @@ def load(
             cache,
             limits=limits,
             max_request_tokens=max_request_tokens,
-            drafting=open_drafting(options, backend, CostCurve(costs.read())),
+            drafting=open_drafting(options, backend, CostCurve(costs.read()), drafter.source if drafter else None),
         )
         load_ms = (time.perf_counter() - started_s) * 1e3
-        loaded = Model(header, native, backend, engine, cache, costs, load_ms=load_ms)
+        loaded = Model(header, native, backend, engine, cache, costs, drafter, load_ms=load_ms)
         opened.pop_all()
     return loaded
 
@@ -109,6 +114,7 @@ class Model:
         engine: Engine,
         prefix_cache: DiskPrefixCache | None,
         costs: CostFile,
+        drafter: DraftModel | None,
         *,
         load_ms: float,
     ) -> None:
@@ -117,6 +123,7 @@ class Model:
         self.backend = backend
         self.prefix_cache = prefix_cache
         self._costs = costs
+        self.drafter = drafter
         self.load_ms = load_ms
         self.vocabulary = vocabulary_of(header, native.vocabulary)
         self.engine = engine
@@ -201,6 +208,8 @@ class Model:
     def close(self) -> None:
         """Free everything."""
         self.finish_writing()
+        if self.drafter is not None:
+            self.drafter.close()
         self.backend.close()
         self.native.close()
 

@@ -23,6 +23,8 @@ from edgeinfer.speculation.draft import Draft, Proposal, Source
 T = TypeVar("T")
 
 _PROBE_TOKENS = 2
+_TRIALS = 8
+"""Proposals of a source that is not free before what came of them decides whether it is asked."""
 _FIRST_PROBE_TOKENS = 32
 """A source that is not free and does not pay is tried again after so many tokens, then after twice as many."""
 _ASSUMED_DRAFT_COST = 0.5
@@ -38,6 +40,7 @@ class SourceUse:
     accepted_tokens: int = 0
     failures: int = 0
     """Requests that it was asked no more about, because it raised something."""
+    proposals: int = 0
     token_s: float | None = None
     """What a token of its proposals takes."""
 
@@ -185,16 +188,18 @@ class Drafting:
         """The proposal that promises most, and the probability of each of its tokens to become text."""
         best, found = Best(0, 0.0), None
         for name in sorted(following.drafts, key=lambda name: not self._sources[name].is_free):
-            wanted = most_tokens
+            wanted, is_probe = most_tokens, False
             if not self._sources[name].is_free:
                 wanted = self._worth_asking(following, name, wanted, n_rows, most_cost, best)
-                if wanted == 0 and n_answered >= following.probe_at:
+                is_probe = wanted == 0 and n_answered >= following.probe_at
+                if is_probe or (wanted == 0 and self.use[name].proposals < _TRIALS):
                     wanted = min(_PROBE_TOKENS, most_tokens)
-                    following.probe_tokens *= 2
-                    following.probe_at = n_answered + following.probe_tokens
             proposal = self._ask(following, name, wanted) if wanted > 0 else None
-            if proposal is None:
+            if proposal is None:  # it may still be reading the text: ask again
                 continue
+            if is_probe:
+                following.probe_tokens *= 2
+                following.probe_at = n_answered + following.probe_tokens
             following.proposals.append(proposal)
             survive = partial(following.acceptance.survival, name, proposal.grades, LEAST_SURVIVAL)
             survival = self._guarded(following, name, survive) or []
@@ -220,10 +225,14 @@ class Drafting:
         is_free = self._sources[name].is_free
         started_s = 0.0 if is_free else self._clock()
         proposal = self._guarded(following, name, lambda: draft.propose(most_tokens))
+        spent_s = 0.0 if is_free else self._clock() - started_s
+        if self.curve.unit_s is not None:
+            self._spent_s += spent_s
         if proposal is None:
             return None
+        use.proposals += 1
         if not is_free and name in following.timed and proposal.tokens:
-            token_s = (self._clock() - started_s) / len(proposal.tokens)
+            token_s = spent_s / len(proposal.tokens)
             use.token_s = token_s if use.token_s is None else use.token_s + _WEIGHT * (token_s - use.token_s)
         following.timed.add(name)
         return self._guarded(following, name, lambda: self._sound(proposal, name, most_tokens))
