@@ -60,7 +60,7 @@ SPECULATION = Schema(
         Column("plain t/s", 9, lambda row: f"{row['plain_ts']:.2f}"),
         Column("t/s", 9, lambda row: f"{row['draft_ts']:.2f}"),
         Column("speed-up", 20, lambda row: _span(row)),
-        Column("predicted", 9, lambda row: f"{row['predicted_speed_up']:.2f} ×"),
+        Column("predicted", 9, lambda row: _times(row["predicted_speed_up"])),
         Column("α", 5, lambda row: "" if row["acceptance"] is None else f"{row['acceptance']:.2f}"),
         Column("drafted", 7, lambda row: str(row["drafted_tokens"])),
         Column("accepted", 8, lambda row: str(row["accepted_tokens"])),
@@ -106,6 +106,7 @@ def _measure(model: Model, workload: Workload, suite: Suite, options: RuntimeOpt
     limit = min(workload.max_tokens, suite.n_gen or workload.max_tokens)
     curve = model.engine.drafting.curve
     off = replace(options, draft="off", draft_layers=None)
+    _answer(model, workload, 2)  # so that every answer finds its prompt computed, and the same way
     pairs = []
     for number in range(suite.repetitions):
         answers = {}
@@ -182,7 +183,11 @@ def _by_position(steps: list[tuple[int, int]]) -> list[float | None]:
     return found
 
 
+def _times(factor: float | None) -> str:
+    return "" if factor is None else f"{factor:.2f} ×"
+
+
 def _span(row: Row) -> str:
     if row["speed_up"] is None:
         return ""
-    return f"{row['speed_up']:.2f} × ({row['speed_up_min']:.2f}–{row['speed_up_max']:.2f})"
+    return f"{_times(row['speed_up'])} ({row['speed_up_min']:.2f}–{row['speed_up_max']:.2f})"

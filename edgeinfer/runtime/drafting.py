@@ -22,6 +22,8 @@ from edgeinfer.speculation.draft import Draft, Proposal, Source
 
 T = TypeVar("T")
 
+_LEAST_SHARE = 3
+"""Tokens that a request's draft may have in a large batch, where longer ones hardly pay and asking for them costs."""
 _PROBE_TOKENS = 2
 _TRIALS = 8
 """Proposals of a source that is not free before what came of them decides whether it is asked."""
@@ -124,7 +126,7 @@ class Drafting:
         most_cost = room.most_s / unit_s if unit_s else math.inf
         chosen: dict[Generation, tuple[Proposal, list[float]]] = {}
         for generation, most in most_tokens.items():
-            most = min(most, room.n_free, self._most_tokens)
+            most = min(most, room.n_free, self._most_tokens, max(_LEAST_SHARE, MAX_DRAFT_TOKENS // len(most_tokens)))
             if most < 1:
                 continue
             best = self._best(self._follow(generation), generation.n_answered, most, room.n_rows, most_cost)
@@ -187,6 +189,7 @@ class Drafting:
     ) -> tuple[Proposal, list[float]] | None:
         """The proposal that promises most, and the probability of each of its tokens to become text."""
         best, found = Best(0, 0.0), None
+        following.proposals.clear()  # of a step that the cache had no room for
         for name in sorted(following.drafts, key=lambda name: not self._sources[name].is_free):
             wanted, is_probe = most_tokens, False
             if not self._sources[name].is_free:
@@ -270,7 +273,4 @@ class Drafting:
 def _shortened(proposal: Proposal, length: int) -> Proposal:
     if length == len(proposal.tokens):
         return proposal
-    distributions = proposal.distributions and proposal.distributions[:length]
-    return replace(
-        proposal, tokens=proposal.tokens[:length], grades=proposal.grades[:length], distributions=distributions
-    )
+    return replace(proposal, tokens=proposal.tokens[:length], grades=proposal.grades[:length])

@@ -8,8 +8,8 @@ import itertools
 _ASSUMED = {1: 1.0, 2: 1.3, 3: 1.5, 4: 1.65, 8: 2.55, 12: 3.4, 16: 4.1, 24: 5.8, 32: 7.3, 48: 9.5, 64: 12.0, 128: 23.0}
 _KNOTS = tuple(_ASSUMED)
 MAX_ROWS = _KNOTS[-1]
-_UNIT_WEIGHT = 0.2  # of the newest step in the time of one row
-_SHAPE_WEIGHT = 0.1  # and in the shape of the curve
+# Of the newest step: in the time of one row, if it was one or if it was more, and in the shape of the curve.
+_UNIT_WEIGHT, _OTHER_UNIT_WEIGHT, _SHAPE_WEIGHT = 0.3, 0.1, 0.1
 _OUTLIER = 2.0
 """A step that took more than so many times what was expected, or less than that part, counts as if it had just that."""
 
@@ -50,7 +50,7 @@ class CostCurve:
             self.unit_s = seconds / self.cost(rows)
             return
         ratio = min(max(seconds / (self.unit_s * self.cost(rows)), 1 / _OUTLIER), _OUTLIER)
-        self.unit_s *= 1 + _UNIT_WEIGHT * (ratio - 1)
+        self.unit_s *= 1 + (_UNIT_WEIGHT if rows == 1 else _OTHER_UNIT_WEIGHT) * (ratio - 1)
         if rows > 1:
             self.is_learned = True
             self._bend(rows, 1 + _SHAPE_WEIGHT * (ratio - 1))

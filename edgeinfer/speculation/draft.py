@@ -10,25 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edgeinfer.types import Request, Tokens
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Distribution:
-    """The probabilities that a sampled draft token was drawn by. Tokens that are not listed have none."""
-
-    tokens: Tokens
-    """Each at most once, in any order."""
-    probabilities: NDArray[np.float64]
-    """As many, none negative, of sum 1."""
+from edgeinfer.types import Request
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proposal:
-    """A guess at the next tokens of a text, the nearest one first."""
+    """A guess at the next tokens of a text, the nearest one first.
+
+    It is deterministic: what a source finds likeliest, never a token that it draws. So a token is accepted while the
+    model's own choice is the same, and that is exact.
+    """
 
     source: str
     """The `name` of the source."""
@@ -37,10 +28,6 @@ class Proposal:
     """How sure the source is of each token, in whole numbers of its own choice from 0 to 63: the controller keeps a
     moving estimate of the acceptance for every source and grade. Lookup grades by the length of the match, a model
     by the probability that it gave the token."""
-    distributions: tuple[Distribution, ...] | None = None
-    """None for a deterministic draft (lookup, a model's likeliest token), which is accepted while the model's own
-    choice is the same token. Otherwise what each token was drawn from, given the tokens before it; then the rejection
-    rule decides."""
 
 
 class Draft(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from edgeinfer.speculation.automaton import Guess, SuffixAutomaton
 from edgeinfer.speculation.draft import Proposal
@@ -37,14 +37,15 @@ class Lookup:
 
     def open(self, request: Request) -> LookupDraft:
         """A request's own automaton."""
-        return LookupDraft()
+        return LookupDraft(request.end_tokens)
 
 
 class LookupDraft:
     """`draft.Draft` of one text. A match of one token counts; the grades tell how long it is and what it is worth."""
 
-    def __init__(self) -> None:
+    def __init__(self, end_tokens: Container[int] = frozenset()) -> None:
         self._automaton = SuffixAutomaton()
+        self._end_tokens = end_tokens
 
     def observe(self, tokens: Sequence[int]) -> None:
         """The text has grown."""
@@ -52,7 +53,11 @@ class LookupDraft:
 
     def propose(self, max_tokens: int) -> Proposal | None:
         """What followed the longest end of the text that stood in it before."""
-        found = list(self._automaton.continuation(max_tokens))
+        found = []
+        for guess in self._automaton.continuation(max_tokens):
+            found.append(guess)
+            if guess.token in self._end_tokens:
+                break
         if not found:
             return None
         return Proposal(Lookup.name, tuple(guess.token for guess in found), tuple(map(_grade, found)))

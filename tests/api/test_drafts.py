@@ -14,8 +14,8 @@ from edgeinfer.runtime.fake import FakeBackend
 from edgeinfer.speculation.cost import CostCurve
 from edgeinfer.speculation.lookup import Lookup
 
-GREEDY = SamplingParams(temperature=0)
-REPETITIVE = "Repeat this line five times: one two three four five six seven eight nine ten."
+GREEDY = SamplingParams(temperature=0, ignore_eos=True)
+REPETITIVE = "one two three four five six seven eight nine ten, " * 6
 
 
 def learned():
@@ -88,7 +88,7 @@ def test_a_real_answer_with_drafts_says_what_they_brought(smollm2_gguf, tmp_path
     usage = {}
     for draft in ("off", "lookup", "auto"):
         with edgeinfer.load(smollm2_gguf, dataclasses.replace(options, draft=draft)) as model:
-            answer = model.generate(REPETITIVE, params=GREEDY, max_tokens=60)
+            answer = model.generate(REPETITIVE, raw=True, params=GREEDY, max_tokens=60)
             usage[draft] = answer.usage
             notes = list(model.notes())
         assert answer.usage.completion_tokens > 20

@@ -11,6 +11,8 @@ import pytest
 
 from edgeinfer.bench.batching import BATCH, PREFIX
 from edgeinfer.bench.report import FIELDS, JSON_ONLY_FIELDS
+from edgeinfer.bench.speculation import SPECULATION
+from edgeinfer.bench.workloads import WORKLOADS
 
 
 def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -95,3 +97,18 @@ def test_a_wrong_width_is_exit_code_2(tmp_path: Path, suite: str, arguments: lis
 
 def test_an_unknown_suite_is_exit_code_2(tmp_path: Path) -> None:
     assert _run(tmp_path / "any.gguf", "--suite", "kv").returncode == 2
+
+
+@pytest.mark.model
+def test_the_speculation_suite_answers_every_workload_both_ways(smollm2_gguf: Path) -> None:
+    done = _run(smollm2_gguf, "--suite", "speculation", "-n", "12", "-r", "1", "-o", "jsonl")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["workload"] for row in rows] == [workload.name for workload in WORKLOADS]
+    for row in rows:
+        assert list(row) == list(SPECULATION.fields)
+        assert row["draft"] == "auto"
+        assert row["plain_ts"] > 0
+        assert row["draft_ts"] > 0
+        assert row["n_prompt"] > 10
+        assert row["n_gen"] <= 12

@@ -149,7 +149,7 @@ def test_a_text_with_drafts_is_the_text_without(params, wrong_every, is_free, wi
         assert generation.accepted_tokens <= generation.drafted_tokens
         assert generation.usage.drafted_tokens == generation.drafted_tokens
     if wrong_every == 0:
-        assert sum(g.accepted_tokens for g in generations) > (100 if is_free else 60 if width == 1 else 0)
+        assert sum(g.accepted_tokens for g in generations) > (90 if is_free else 20 if width == 1 else 0)
 
 
 @pytest.mark.parametrize("kind", Nonsense.KINDS)
@@ -162,7 +162,8 @@ def test_a_broken_source_only_loses_its_turn(kind, is_free):
     generations = [engine.submit(request(i, p, SAMPLED)) for i, p in enumerate(PROMPTS)]
     assert run(engine, generations) == texts
     assert engine.drafting.use["broken"].accepted_tokens == 0
-    assert (engine.drafting.use["broken"].failures > 0) == kind.startswith("raises")
+    if is_free:  # of others, one that looks too costly may never be asked
+        assert engine.drafting.use["broken"].failures == (len(PROMPTS) if kind.startswith("raises") else 0)
     assert sum(g.accepted_tokens for g in generations) > 50
 
 
