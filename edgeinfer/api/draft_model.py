@@ -75,23 +75,28 @@ class DraftPlan:
         """
         native = self._load(options)
         try:
-            if native.is_stateful:
-                raise UnusableInputError(
-                    f"{self.header.path}: cannot draft, for its memory cannot take tokens back", "use another draft"
-                )
-            own = replace(
-                options,
-                ctx_size=target.n_ctx,
-                batch_size=MAX_READ_TOKENS,
-                ubatch_size=MAX_READ_TOKENS,
-                threads=target.threads,
-            )
-            backend = NativeBackend(native, own, max_sequences=max_sequences)
-        except BaseException:
+            backend = self._context(native, target, options, max_sequences)
+        except BaseException as error:
             native.close()
+            if isinstance(error, UnusableInputError):
+                raise UnusableInputError(f"{self.header.path}: cannot draft: {error.message}", error.hint) from None
             raise
         name = self.header.path.name if self.layers is None else options.draft
         return DraftModel(native, backend, ModelSource(name, backend, target.n_vocab))
+
+    def _context(
+        self, native: NativeModel, target: NativeBackend, options: RuntimeOptions, max_sequences: int
+    ) -> NativeBackend:
+        if native.is_stateful:
+            raise UnusableInputError("its memory cannot take tokens back", "use another model for drafts")
+        own = replace(
+            options,
+            ctx_size=target.n_ctx,
+            batch_size=MAX_READ_TOKENS,
+            ubatch_size=MAX_READ_TOKENS,
+            threads=target.threads,
+        )
+        return NativeBackend(native, own, max_sequences=max_sequences)
 
     def _load(self, options: RuntimeOptions) -> NativeModel:
         if self.layers is None:

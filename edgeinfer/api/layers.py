@@ -36,7 +36,11 @@ def chosen_layers(header: Header, first: int | None) -> list[int]:
     if n_layers < _MIN_LAYERS:
         raise UnusableInputError(f"{header.path}: {n_layers} layers are too few to leave some out", "use another draft")
     quarter = n_layers // 4
-    return list(range(first)) if first else [i for i in range(n_layers) if not (quarter <= i < n_layers - quarter and i % 2)]
+    return (
+        list(range(first))
+        if first
+        else [i for i in range(n_layers) if not (quarter <= i < n_layers - quarter and i % 2)]
+    )
 
 
 def layers_model(header: Header, layers: Sequence[int]) -> LayersModel:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.errors import EdgeinferError, UnusableInputError
+from edgeinfer.errors import UnusableInputError
 from edgeinfer.native import library
 from edgeinfer.native.library import llama, load_ggml_base
 from edgeinfer.native.model import NativeModel, NativeVocabulary
@@ -44,8 +44,9 @@ class MappedTensor:
 class LayersModel(NativeModel):
     """The layers of `path` that `tensors` name, as a model of `n_layers` layers.
 
-    The caller has checked the file, and that the layers of its architecture are alike. Raises UnusableInputError where
-    the library wants what the file does not have, EdgeinferError where tensors are laid out in another way.
+    The whole model has been loaded before, for here the library asserts what it checks there; and the caller knows that
+    the layers are alike. Raises UnusableInputError where the library wants what the file does not have, EdgeinferError
+    where tensors are laid out in another way.
     """
 
     def __init__(self, path: Path, block_count_key: str, n_layers: int, tensors: Sequence[MappedTensor]) -> None:

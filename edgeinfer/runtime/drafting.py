@@ -28,7 +28,8 @@ _PROBE_TOKENS = 2
 _TRIALS = 8
 """Proposals of a source that is not free before what came of them decides whether it is asked."""
 _FIRST_PROBE_TOKENS = 32
-"""A source that is not free and does not pay is tried again after so many tokens, then after twice as many."""
+"""A source that is not free and does not pay is tried again after so many tokens, then after twice as many, in whatever
+answer: to try it can mean to let it read a long text first."""
 _ASSUMED_DRAFT_COST = 0.5
 """Of a token of a source that is not free, before one was timed, where a pass of the model is 1."""
 _WEIGHT = 0.3  # of the newest time
@@ -45,6 +46,8 @@ class SourceUse:
     proposals: int = 0
     token_s: float | None = None
     """What a token of its proposals takes."""
+    probe_tokens: int = _FIRST_PROBE_TOKENS
+    """After so many tokens of an answer it is tried again, where it is not free and does not pay."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,8 +62,7 @@ class Following:
     """Of the step that runs, verified or not: the tokens that come say which were right."""
     timed: set[str] = field(default_factory=set)
     """Sources whose first proposal, which may have to read the whole prompt, is behind them."""
-    probe_tokens: int = _FIRST_PROBE_TOKENS
-    probe_at: int = _FIRST_PROBE_TOKENS
+    probe_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,15 +196,18 @@ class Drafting:
             wanted, is_probe = most_tokens, False
             if not self._sources[name].is_free:
                 wanted = self._worth_asking(following, name, wanted, n_rows, most_cost, best)
-                is_probe = wanted == 0 and n_answered >= following.probe_at
-                if is_probe or (wanted == 0 and self.use[name].proposals < _TRIALS):
+                use = self.use[name]
+                is_probe = wanted == 0 and n_answered >= max(following.probe_at, use.probe_tokens)
+                if is_probe or (wanted == 0 and use.proposals < _TRIALS):
                     wanted = min(_PROBE_TOKENS, most_tokens)
+                elif wanted:
+                    use.probe_tokens = _FIRST_PROBE_TOKENS
             proposal = self._ask(following, name, wanted) if wanted > 0 else None
             if proposal is None:  # it may still be reading the text: ask again
                 continue
             if is_probe:
-                following.probe_tokens *= 2
-                following.probe_at = n_answered + following.probe_tokens
+                use.probe_tokens *= 2
+                following.probe_at = n_answered + use.probe_tokens
             following.proposals.append(proposal)
             survive = partial(following.acceptance.survival, name, proposal.grades, LEAST_SURVIVAL)
             survival = self._guarded(following, name, survive) or []

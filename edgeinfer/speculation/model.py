@@ -78,7 +78,8 @@ class ModelSource:
             self.cut(slot, len(slot.held))
             return None
         slot.held += tokens
-        return result[-1]
+        last: Logits = result[-1]
+        return last
 
     def cut(self, slot: _Slot, length: int) -> None:
         """Forget what a sequence holds from `length` on; all of it where the memory does not do that."""

@@ -45,9 +45,7 @@ def engine_with(*, wrong_every=None, width=4, sequences=4, draft_sequences=4, dr
 
     if wrong_every is None:
         return Engine(target, make_fake_sampler, clock=clock, limits=Limits(width)), None
-    small = Target(
-        now=target.now, cost_s=draft_s, wrong_every=wrong_every, n_ctx=n_ctx, max_sequences=draft_sequences
-    )
+    small = Target(now=target.now, cost_s=draft_s, wrong_every=wrong_every, n_ctx=n_ctx, max_sequences=draft_sequences)
     sources = [Lookup(), ModelSource("small", small, N_VOCAB)]
     drafting = Drafting(sources, N_VOCAB, clock)
     return Engine(target, make_fake_sampler, clock=clock, limits=Limits(width), drafting=drafting), small

@@ -44,7 +44,6 @@ def test_it_proposes_its_greedy_text_graded_by_probability():
     proposal = draft_of(source, text).propose(7)
     assert proposal.source == "small"
     assert list(proposal.tokens) == greedy(text, 7)
-    assert proposal.distributions is None
     assert len(proposal.grades) == 7
     assert min(proposal.grades) > 5
 
