@@ -192,6 +192,8 @@ class Model:
     def interrupt(self) -> None:
         """End the running answers soon, in the middle of a prompt too; from any thread."""
         self.engine.interrupt()
+        if self.drafter is not None:
+            self.drafter.backend.abort()
 
     def finish_writing(self, wait_s: float = CLOSE_WAIT_S) -> None:
         """Wait until the prefix cache is written, for a process that is about to end, and no longer than `wait_s`."""

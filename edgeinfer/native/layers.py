@@ -1,8 +1,8 @@
 """A model made of some of another one's layers, which shares the file that those are mapped from.
 
-The library lets its caller fill the tensors of a model (`llama_model_init_from_user`). Here they are not filled: each one
-is pointed at its data in a mapping of the file, the same pages of memory that the whole model uses. The memory that the
-library reserved for them is never touched.
+The library lets its caller fill the tensors of a model (`llama_model_init_from_user`). Here they are not filled: each
+one is pointed at its data in a mapping of the file, the same pages of memory that the whole model uses. The memory that
+the library reserved for them is never touched.
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ class ModelSource:
 
     def open(self, request: Request) -> ModelDraft | None:
         """Follow a request in the idle sequence that holds most of its prompt; None where all are in use."""
+        self.backend.clear_abort()  # it was meant for requests that have ended since
         if not self._idle:
             return None
         tokens = request.tokens.tolist()

@@ -154,7 +154,10 @@ def test_memory_that_does_not_take_tokens_back_is_read_anew(options):
 
 def test_an_aborted_pass_is_no_proposal_and_leaves_nothing_behind():
     backend = Sure(n_ctx=1000)
-    draft = draft_of(ModelSource("small", backend, N_VOCAB), [1, 2, 3, 4])
+    source = ModelSource("small", backend, N_VOCAB)
+    draft = draft_of(source, [1, 2, 3, 4])
     backend.abort()
     assert draft.propose(3) is None
     assert backend.held(0) == []
+    draft.close()
+    assert list(draft_of(source, [1, 2, 3, 4]).propose(3).tokens) == greedy([1, 2, 3, 4], 3)
