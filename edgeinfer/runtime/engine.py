@@ -22,7 +22,7 @@ from edgeinfer.runtime.drafting import Drafting, Room
 from edgeinfer.runtime.request import Generation, Share
 from edgeinfer.runtime.residency import Residency
 from edgeinfer.runtime.swap import Swap
-from edgeinfer.scheduling.policy import MIN_SHARED_TOKENS, Limits, Pace, step_target_s
+from edgeinfer.scheduling.policy import DEFAULT_STEPS, MIN_SHARED_TOKENS, Limits, Pace
 from edgeinfer.scheduling.scheduler import Cached, Scheduler
 from edgeinfer.speculation.accept import accepted
 from edgeinfer.speculation.draft import Proposal
@@ -163,7 +163,13 @@ class Engine:
         return [Share.of(generation, length, drafts.get(generation)) for generation, length in rows]
 
     def _drafts(self, decoding: list[Generation]) -> dict[Generation, Proposal]:
-        """What the step verifies besides: of answers that have begun, as far as their limits and the cache go."""
+        """What the step verifies besides: of answers that have begun, as far as their limits and the cache go.
+
+        Where steps have a target, a prompt has what its time leaves, and no draft takes that away.
+        """
+        n_running, target_ms = len(self._scheduler.running), self.limits.latency_target_ms
+        if len(decoding) < n_running and target_ms != math.inf:
+            return {}
         most_tokens = {}
         for generation in decoding:
             left = min(generation.max_tokens - generation.n_answered, self._max_tokens + 1 - len(generation.tokens))
@@ -173,18 +179,23 @@ class Engine:
             return {}
         n_rows = len(decoding)
         n_free = min(self.limits.max_step_tokens, self._residency.n_free) - n_rows
-        is_alone = len(self._scheduler.running) == 1
-        most_s = math.inf if is_alone else step_target_s(self.limits, self.pace)
+        if n_running == 1:
+            most_s = math.inf  # nobody else waits for the step to end
+        else:
+            most_s = self.drafting.curve.seconds(n_rows) * DEFAULT_STEPS if target_ms is None else target_ms / 1e3
         return self.drafting.propose(most_tokens, Room(n_rows, n_free, most_s))
 
     def _observe(self, shares: list[Share], n_new: int, step_s: float, forward_s: float) -> None:
         """Learn from how long a step took, and its forward pass, and how many tokens it brought."""
         n_decoding = sum(share.length == 1 for share in shares)
         n_prompt = sum(share.length for share in shares if share.length > 1)
-        self.pace.observe_step(n_decoding, n_prompt, step_s)
-        if n_prompt == 0:
-            n_rows = sum(len(share.row.tokens) for share in shares)
-            self.drafting.observe_step(n_decoding, n_rows, n_new, forward_s)
+        n_drafted = sum(len(share.drafted) for share in shares)
+        if n_prompt:
+            self.pace.observe_step(n_decoding, n_prompt + n_drafted, step_s)
+            return
+        curve = self.drafting.curve
+        self.pace.observe_step(n_decoding, 0, step_s * curve.cost(n_decoding) / curve.cost(n_decoding + n_drafted))
+        self.drafting.observe_step(n_decoding, n_decoding + n_drafted, n_new, forward_s)
 
     def _commit(self, shares: list[Share], logits: Logits) -> list[TokenEvent]:
         """Note what is resident now, and choose tokens wherever the known ones are all computed."""

@@ -85,26 +85,21 @@ class Pace:
         return self.swap_s is None or self.prefill_rate is None or self.swap_s * self.prefill_rate < 1
 
 
-def step_target_s(limits: Limits, pace: Pace) -> float:
-    """How long a step may take while answers are being written, in seconds."""
-    if limits.latency_target_ms is None:
-        return DEFAULT_STEPS * (pace.decode_s or 0.0)
-    return limits.latency_target_ms / 1e3
-
-
-def prefill_budget(limits: Limits, pace: Pace, n_decoding: int) -> int:
-    """Prompt tokens that a step may take beside `n_decoding` rows of answers.
+def prefill_budget(limits: Limits, pace: Pace, n_decoding: int, n_drafted: int = 0) -> int:
+    """Prompt tokens that a step may take beside `n_decoding` rows of answers and `n_drafted` of their drafts.
 
     Derived from the latency target and the measured rate; the rows of the step come out as a multiple of four.
     """
-    most = limits.max_step_tokens - n_decoding
-    target_s = step_target_s(limits, pace)
+    most = limits.max_step_tokens - n_decoding - n_drafted
+    target_ms = limits.latency_target_ms
+    decode_s = pace.decode_s or 0.0
+    target_s = DEFAULT_STEPS * decode_s if target_ms is None else target_ms / 1e3
     if n_decoding == 0 or target_s == math.inf:
         return most
     # What a step with both costs is known only after the first; a small piece computes slower than a long one.
     rate = pace.mixed_rate or (pace.prefill_rate or 0.0) / 2
-    piece = int(rate * max(0.0, target_s - (pace.decode_s or 0.0)))
-    piece -= (piece + n_decoding) % MIN_PIECE
+    piece = int(rate * max(0.0, target_s - decode_s)) - n_drafted
+    piece -= (piece + n_decoding + n_drafted) % MIN_PIECE
     return min(max(piece, MIN_PIECE), most)
 
 

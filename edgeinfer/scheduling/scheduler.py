@@ -130,8 +130,8 @@ class Scheduler(Generic[J]):
         rows = [(job, 1) for job in self.decoding]
         if len(rows) == len(self.running):
             return rows
-        n_rows = len(rows) + n_drafted
-        left = min(prefill_budget(self.limits, self.pace, n_rows), n_free - n_rows)
+        budget = prefill_budget(self.limits, self.pace, len(rows), n_drafted)
+        left = min(budget, n_free - len(rows) - n_drafted)
         prefilling = [job for job in self.running if job.remaining > 1]
         if len(prefilling) > 1:
             prefilling.sort(key=lambda job: urgency(job, now_s))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 # Rows and the time of a pass over them: Qwen2.5-0.5B Q4_K_M on two cores of a server (x86, AVX-512).
 _ASSUMED = {1: 1.0, 2: 1.3, 3: 1.5, 4: 1.65, 8: 2.55, 12: 3.4, 16: 4.1, 24: 5.8, 32: 7.3, 48: 9.5, 64: 12.0, 128: 23.0}
+_KERNEL_ROWS = 4
 _KNOTS = tuple(_ASSUMED)
 MAX_ROWS = _KNOTS[-1]
 # Of the newest step: in the time of one row, if it was one or if it was more, and in the shape of the curve.
@@ -42,9 +44,13 @@ class CostCurve:
             return self._table[rows]
         return self._table[MAX_ROWS] + (rows - MAX_ROWS) * (self._table[MAX_ROWS] - self._table[MAX_ROWS - 1])
 
+    def seconds(self, rows: int) -> float:
+        """How long a pass over so many rows takes; infinity before anything was seen."""
+        return math.inf if self.unit_s is None else self.unit_s * self.cost(rows)
+
     def observe(self, rows: int, seconds: float) -> None:
-        """A pass over so many rows took so long."""
-        if rows < 1 or rows > MAX_ROWS or seconds <= 0:
+        """A pass over so many rows took so long. Kernels work on rows in fours: what does not fit says little."""
+        if not 1 <= rows <= MAX_ROWS or seconds <= 0 or (rows > _KERNEL_ROWS and rows % _KERNEL_ROWS):
             return
         if self.unit_s is None:
             self.unit_s = seconds / self.cost(rows)

@@ -149,7 +149,7 @@ def test_a_text_with_drafts_is_the_text_without(params, wrong_every, is_free, wi
         assert generation.accepted_tokens <= generation.drafted_tokens
         assert generation.usage.drafted_tokens == generation.drafted_tokens
     if wrong_every == 0:
-        assert sum(g.accepted_tokens for g in generations) > (90 if is_free else 20 if width == 1 else 0)
+        assert sum(g.accepted_tokens for g in generations) > ((90 if is_free else 20) if width == 1 else 0)
 
 
 @pytest.mark.parametrize("kind", Nonsense.KINDS)
@@ -359,3 +359,33 @@ def test_whatever_else_happens_every_text_is_the_one_without_drafts(workload, n_
     for seq_id in range(width + 1):
         assert backend.held(seq_id) == (tree.tokens(seq_id) if seq_id in tree else [])
     assert tree.n_cells == backend._used_cells
+
+
+def test_drafts_do_not_stretch_the_steps_of_others():
+    """Four answers with sure drafts: no step takes more than the target, with a prompt in it or not."""
+    texts = plain(PROMPTS, SAMPLED, max_tokens=400)
+
+    class Timed(Clockwork):
+        """A row more costs a fifth of the first."""
+
+        def forward(self, rows):
+            self.now_s -= 0.05 * sum(len(row.tokens) for row in rows)
+            self.now_s += 0.2 * sum(len(row.tokens) for row in rows)
+            return super().forward(rows)
+
+    backend = Timed(n_ctx=4000, max_sequences=5, max_batch_tokens=512)
+    engine = engine_with(backend, Script(whole(PROMPTS, texts)), limits=Limits(5))
+    generations = [engine.submit(request(i, p, SAMPLED, max_tokens=400)) for i, p in enumerate(PROMPTS)]
+    long = None
+    steps = []
+    while engine.has_work:
+        if long is None and min(g.n_answered for g in generations) > 100:
+            long = engine.submit(request(9, "q" * 300, SAMPLED, max_tokens=2))
+        decoding = [g for g in generations if g.n_answered and not g.finish_reason]
+        before_s = backend.now_s
+        engine.step()
+        if len(decoding) == 4:
+            steps.append((backend.now_s - before_s) / (1 + 0.2 * 4))
+    assert [g.tokens[g.prompt_tokens :] for g in generations] == texts
+    assert max(steps[5:]) < 3
+    assert sum(g.accepted_tokens for g in generations) > 100
