@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from edgeinfer.api.draft_model import DraftModel, DraftPlan
 from edgeinfer.api.drafts import CostFile, draft_notes, open_drafting
 from edgeinfer.api.files import checked_header, resolve
 from edgeinfer.api.memory import check_context
@@ -74,7 +75,8 @@ def load(
     path = resolve(model)
     header = checked_header(path)
     options = options or RuntimeOptions()
-    check_context(header, options)
+    plan = DraftPlan.of(header, options)
+    check_context(header, options, plan.header if plan else None)
     limits = Limits(max_sequences, latency_target_ms=latency_target_ms)
     vocabulary_over = begin_vocabulary(header)
     native = NativeModel(path, mmap=options.mmap, mlock=options.mlock)
@@ -84,6 +86,9 @@ def load(
         kept = 0 if max_sequences == 1 or native.is_stateful else max_sequences
         backend = opened.enter_context(NativeBackend(native, options, max_sequences=max_sequences + kept))
         cache = open_prefix_cache(header, backend, options, library.build()) if options.prefix_cache else None
+        drafter = None
+        if plan is not None and not native.is_stateful:
+            drafter = opened.enter_context(plan.open(backend, options, max_sequences))
         costs = CostFile.of(header, backend, options, library.build())
         engine = Engine(
             backend,
@@ -92,11 +97,11 @@ def load(
             limits=limits,
             max_request_tokens=max_request_tokens,
             remember_shared_only=remember_shared_only,
-            drafting=open_drafting(options, backend, CostCurve(costs.read())),
+            drafting=open_drafting(options, backend, CostCurve(costs.read()), drafter.source if drafter else None),
         )
         vocabulary = vocabulary_over(native.vocabulary)
         load_ms = (time.perf_counter() - started_s) * 1e3
-        loaded = Model(header, native, vocabulary, backend, engine, cache, costs, load_ms=load_ms)
+        loaded = Model(header, native, vocabulary, backend, engine, cache, costs, drafter, load_ms=load_ms)
         opened.pop_all()
     return loaded
 
@@ -115,6 +120,7 @@ class Model:
         engine: Engine,
         prefix_cache: DiskPrefixCache | None,
         costs: CostFile,
+        drafter: DraftModel | None,
         *,
         load_ms: float,
     ) -> None:
@@ -123,6 +129,7 @@ class Model:
         self.backend = backend
         self.prefix_cache = prefix_cache
         self._costs = costs
+        self.drafter = drafter
         self.load_ms = load_ms
         self.vocabulary = vocabulary
         self.engine = engine
@@ -191,6 +198,8 @@ class Model:
     def interrupt(self) -> None:
         """End the running answers soon, in the middle of a prompt too; from any thread."""
         self.engine.interrupt()
+        if self.drafter is not None:
+            self.drafter.backend.abort()
 
     def finish_writing(self, wait_s: float = CLOSE_WAIT_S) -> None:
         """Wait until the prefix cache is written, for a process that is about to end, and no longer than `wait_s`."""
@@ -207,6 +216,8 @@ class Model:
     def close(self) -> None:
         """Free everything."""
         self.finish_writing()
+        if self.drafter is not None:
+            self.drafter.close()
         self.backend.close()
         self.native.close()
 

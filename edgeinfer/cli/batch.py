@@ -20,6 +20,7 @@ from edgeinfer.cli.runtime_options import (
     CacheTypeK,
     CacheTypeV,
     Draft,
+    DraftLayers,
     DraftMax,
     FlashAttn,
     Mlock,
@@ -64,6 +65,7 @@ def command(
     mlock: Mlock = DEFAULTS.mlock,
     draft: Draft = DEFAULTS.draft,
     draft_max: DraftMax = DEFAULTS.draft_max,
+    draft_layers: DraftLayers = DEFAULTS.draft_layers,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
 ) -> None:
     """Answer every line of a JSONL file, many at a time, in the order of the lines.
@@ -81,6 +83,7 @@ def command(
         prefix_cache=not no_prefix_cache,
         draft=draft,
         draft_max=draft_max,
+        draft_layers=draft_layers,
         mlock=mlock,
     )
     if resume and output == _STANDARD_STREAM:

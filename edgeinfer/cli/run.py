@@ -18,6 +18,7 @@ from edgeinfer.cli.runtime_options import (
     CacheTypeK,
     CacheTypeV,
     Draft,
+    DraftLayers,
     DraftMax,
     FlashAttn,
     Mlock,
@@ -119,6 +120,7 @@ def command(
     no_prefix_cache: NoPrefixCache = False,
     draft: Draft = DEFAULTS.draft,
     draft_max: DraftMax = DEFAULTS.draft_max,
+    draft_layers: DraftLayers = DEFAULTS.draft_layers,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
 ) -> None:
     """Answer a prompt, or chat when there is none and this is a terminal."""
@@ -133,6 +135,7 @@ def command(
         prefix_cache=not no_prefix_cache,
         draft=draft,
         draft_max=draft_max,
+        draft_layers=draft_layers,
     )
     given: dict[str, Any] = {
         "temperature": temp,

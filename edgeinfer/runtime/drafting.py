@@ -26,8 +26,11 @@ T = TypeVar("T")
 _LEAST_SHARE = 3
 """Tokens that a request's draft may have in a large batch, where longer ones hardly pay and asking for them costs."""
 _PROBE_TOKENS = 2
+_TRIALS = 8
+"""Proposals of a source that is not free before what came of them decides whether it is asked."""
 _FIRST_PROBE_TOKENS = 32
-"""A source that is not free and does not pay is tried again after so many tokens, then after twice as many."""
+"""A source that is not free and does not pay is tried again after so many tokens, then after twice as many, in whatever
+answer: to try it can mean to let it read a long text first."""
 _ASSUMED_DRAFT_COST = 0.5
 """Of a token of a source that is not free, before one was timed, where a pass of the model is 1."""
 _WEIGHT = 0.3  # of the newest time
@@ -41,8 +44,11 @@ class SourceUse:
     accepted_tokens: int = 0
     failures: int = 0
     """Requests that it was asked no more about, because it raised something."""
+    proposals: int = 0
     token_s: float | None = None
     """What a token of its proposals takes."""
+    probe_tokens: int = _FIRST_PROBE_TOKENS
+    """After so many tokens of an answer it is tried again, where it is not free and does not pay."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,8 +63,7 @@ class Following:
     """Of the step that runs, verified or not: the tokens that come say which were right."""
     timed: set[str] = field(default_factory=set)
     """Sources whose first proposal, which may have to read the whole prompt, is behind them."""
-    probe_tokens: int = _FIRST_PROBE_TOKENS
-    probe_at: int = _FIRST_PROBE_TOKENS
+    probe_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,16 +213,21 @@ class Drafting:
         best, found = Best(0, 0.0), None
         following.proposals.clear()  # of a step that the cache had no room for
         for name in sorted(following.drafts, key=lambda name: not self._sources[name].is_free):
-            wanted = most_tokens
+            wanted, is_probe = most_tokens, False
             if not self._sources[name].is_free:
                 wanted = self._worth_asking(following, name, wanted, n_rows, most_cost, best)
-                if wanted == 0 and n_answered >= following.probe_at:
+                use = self.use[name]
+                is_probe = wanted == 0 and n_answered >= max(following.probe_at, use.probe_tokens)
+                if is_probe or (wanted == 0 and use.proposals < _TRIALS):
                     wanted = min(_PROBE_TOKENS, most_tokens)
-                    following.probe_tokens *= 2
-                    following.probe_at = n_answered + following.probe_tokens
+                elif wanted:
+                    use.probe_tokens = _FIRST_PROBE_TOKENS
             proposal = self._ask(following, name, wanted) if wanted > 0 else None
-            if proposal is None:
+            if proposal is None:  # it may still be reading the text: ask again
                 continue
+            if is_probe:
+                use.probe_tokens *= 2
+                following.probe_at = n_answered + use.probe_tokens
             following.proposals.append(proposal)
             survive = partial(following.acceptance.survival, name, proposal.grades, LEAST_SURVIVAL)
             survival = self._guarded(following, name, survive) or []
@@ -243,10 +253,14 @@ class Drafting:
         is_free = self._sources[name].is_free
         started_s = 0.0 if is_free else self._clock()
         proposal = self._guarded(following, name, lambda: draft.propose(most_tokens))
+        spent_s = 0.0 if is_free else self._clock() - started_s
+        if self.curve.unit_s is not None:
+            self._spent_s += spent_s
         if proposal is None:
             return None
+        use.proposals += 1
         if not is_free and name in following.timed and proposal.tokens:
-            token_s = (self._clock() - started_s) / len(proposal.tokens)
+            token_s = spent_s / len(proposal.tokens)
             use.token_s = token_s if use.token_s is None else use.token_s + _WEIGHT * (token_s - use.token_s)
         following.timed.add(name)
         return self._guarded(following, name, lambda: self._sound(proposal, name, most_tokens))
