@@ -19,6 +19,8 @@ import numpy as np
 
 from edgeinfer.cache.radix import common_length
 from edgeinfer.errors import ContextOverflowError, UsageError
+from edgeinfer.runtime.constrained import ConstrainedSampler
+from edgeinfer.runtime.recording import RecordingSampler
 from edgeinfer.runtime.request import Generation
 from edgeinfer.runtime.residency import Residency
 from edgeinfer.runtime.swap import Swap
@@ -92,10 +94,16 @@ class Engine:
         tokens: list[int] = request.tokens.tolist()
         for token in tokens:
             sampler.accept(token)
+        recorder = None
+        if request.constraint is not None:
+            sampler = ConstrainedSampler(sampler, request.constraint)
+        if request.logprobs is not None:
+            sampler = recorder = RecordingSampler(sampler, request.logprobs)
         now_s = self._clock()
         generation = Generation(
             request=request,
             sampler=sampler,
+            recorder=recorder,
             tokens=tokens,
             prompt_tokens=n_prompt,
             max_tokens=request.max_tokens,
@@ -181,6 +189,8 @@ class Engine:
         reason: FinishReason | None = None
         if token in request.end_tokens:
             reason = "stop"
+        elif request.constraint is not None and request.constraint.is_complete:
+            reason = "schema"
         elif generation.n_answered >= request.max_tokens or len(generation.tokens) > self._max_tokens:
             reason = "length"
         if reason:

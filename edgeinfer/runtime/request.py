@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgeinfer.runtime.recording import RecordingSampler
 from edgeinfer.runtime.residency import Saved
 from edgeinfer.scheduling.job import Job
 from edgeinfer.types import FinishReason, Request, Sampler, Usage
@@ -15,6 +16,8 @@ class Generation(Job):
 
     request: Request
     sampler: Sampler
+    recorder: RecordingSampler | None = None
+    """Where the sampler keeps the probabilities, if they were asked for."""
     seq_id: int | None = None
     """The sequence it owns; None while it waits."""
     cached_tokens: int | None = None
