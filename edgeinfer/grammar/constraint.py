@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 
 import numpy as np
@@ -18,14 +19,32 @@ _MAX_MASKS_NBYTES = 1 << 25
 
 
 class Lexicon:
-    """A vocabulary as grammars see it; what takes a while is made when first needed, once for all of them."""
+    """A vocabulary as grammars see it, made once for all of them."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
+        self._tree: Future[PieceTree] | None = None
 
-    @cached_property
+    def prepare(self) -> None:
+        """Begin with what takes a while, in a thread: a prompt is being computed meanwhile, in C."""
+        if self._tree is None:
+            pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+            self._tree = pool.submit(self._read)
+            pool.shutdown(wait=False)
+
+    def close(self) -> None:
+        """The vocabulary goes away: wait until nobody reads it."""
+        if self._tree is not None:
+            self._tree.exception()
+
+    @property
     def tree(self) -> PieceTree:
         """All tokens but those that end an answer."""
+        self.prepare()
+        assert self._tree is not None
+        return self._tree.result()
+
+    def _read(self) -> PieceTree:
         pieces = self.vocabulary.pieces()
         for token in self.ends.tolist():
             pieces[token] = b""
@@ -147,9 +166,7 @@ class GrammarConstraint:
         return self._grammar.automaton.row(self._position)
 
 
-def _children(
-    first_child: NDArray[np.int32], nodes: NDArray[np.intp]
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _children(first_child: NDArray[np.int32], nodes: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The children of nodes, and for each the index of its parent in `nodes`."""
     starts, ends = first_child[nodes], first_child[nodes + 1]
     counts = ends - starts

@@ -1,6 +1,6 @@
 """llama.cpp's grammar notation (GBNF), read into rules.
 
-    root ::= "yes" | "no" [.!]{1,3}      # literals, classes, groups, * + ? {n} {n,} {n,m}, . for any character
+root ::= "yes" | "no" [.!]{1,3}      # literals, classes, groups, * + ? {n} {n,} {n,m}, . for any character
 """
 
 from __future__ import annotations
@@ -132,8 +132,7 @@ class _Parser:
                 name = self._name()
                 self._used.setdefault(name, at)
                 return Rule(name)
-            case _:
-                return None
+        return None
 
     def _repeat(self, part: Node) -> Node | None:
         """What an operator makes of an element; None where there is no operator."""

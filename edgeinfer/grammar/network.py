@@ -246,7 +246,7 @@ def _refuse_left_recursion(network: Network, begun: list[list[tuple[int, bool]]]
                 if todo:
                     low[todo[-1][0]] = min(low[todo[-1][0]], low[rule])
                 if low[rule] == order[rule]:
-                    members = []
+                    members: list[int] = []
                     while not members or members[-1] != rule:
                         members.append(stack.pop())
                         component[members[-1]] = rule
@@ -265,7 +265,7 @@ def _longest(
     for rule in members:
         for called, goes_on in begun[rule]:
             if component[called] != here:
-                most = max(most, longest[component[called]] + 1)
+                most = max(most, longest[component[called]] + goes_on)
             elif goes_on:
                 name = next((network.names[r] for r in (rule, called, *members) if network.names[r]), "")
                 unusable(
