@@ -24,7 +24,6 @@ _BREAKS: tuple[Span, ...] = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
 _CONTROLS = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "v": 0x0B, "0": 0x00}
 _HEX = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})")
 _BRACES = re.compile(r"\{(\d{1,6})(?:(,)(\d{1,6})?)?\}")
-_PUNCTUATION = set("^$\\.*+?()[]{}|/-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +189,7 @@ class _Parser:
             value = int(found[1] or found[2], 16)
             if 0xD800 <= value <= 0xDFFF:
                 self._refuse(f"the escape \\{found[0]}")
-        elif c in _CONTROLS or c in _PUNCTUATION:
+        elif c in _CONTROLS or (c.isascii() and c.isprintable() and c and not c.isalnum()):
             self._at += 1
             value = _CONTROLS.get(c, ord(c))
         else:
