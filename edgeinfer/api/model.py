@@ -17,11 +17,13 @@ from edgeinfer.api.drafts import CostFile, draft_notes, open_drafting
 from edgeinfer.api.files import checked_header, resolve
 from edgeinfer.api.memory import check_context
 from edgeinfer.api.prefix_cache import open_prefix_cache
+from edgeinfer.api.structure import Structures
 from edgeinfer.api.vocabulary import begin_vocabulary
 from edgeinfer.cache.prefix import CLOSE_WAIT_S, DiskPrefixCache
 from edgeinfer.errors import UsageError
 from edgeinfer.gguf_file.describe import readable
 from edgeinfer.gguf_file.header import Header
+from edgeinfer.grammar.nodes import Grammar
 from edgeinfer.native import library
 from edgeinfer.native.context import NativeBackend
 from edgeinfer.native.model import NativeModel
@@ -136,6 +138,8 @@ class Model:
         self.sampling = _recommended_sampling(header)
         """The model's own recommendations over llama.cpp's defaults."""
         self.template = self._chat_template()
+        self.structures = Structures(vocabulary)
+        """The JSON Schemas and grammars that answers are held to."""
         self._about = About(str(header.path), self.kernels, load_ms)
 
     def stream(
@@ -147,15 +151,31 @@ class Model:
         params: SamplingParams | None = None,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
+        json_schema: Any = None,
+        grammar: str | Grammar | None = None,
+        logprobs: int | None = None,
     ) -> AnswerStream:
         """Begin an answer; iterate over the result for the text, then read its `answer`.
 
         A text is what the user says, through the chat template; with `raw`, or when the model has no template and there
         is no system prompt, it is continued as it stands. `max_tokens` None goes on until the model ends or the context
-        is full. Raises ContextOverflowError before any work when the prompt does not fit.
+        is full. A `json_schema` (what JSON makes of one, or its text) or a `grammar` (GBNF) is what the answer matches
+        when it has ended by itself. `logprobs` asks for the probability of every token and of so many likeliest ones.
+        Raises ContextOverflowError before any work when the prompt does not fit, UnusableInputError for a schema or a
+        grammar that cannot be followed.
         """
+        constraint = self.structures.constraint(json_schema, grammar)
         tokens = self.tokens(prompt, system=system, raw=raw)
-        reply = Reply(self.engine, self.vocabulary, tokens, params or self.sampling, max_tokens=max_tokens, stop=stop)
+        reply = Reply(
+            self.engine,
+            self.vocabulary,
+            tokens,
+            params or self.sampling,
+            max_tokens=max_tokens,
+            stop=stop,
+            constraint=constraint,
+            logprobs=logprobs,
+        )
         return AnswerStream(self.engine, reply, self._about)
 
     def generate(self, prompt: str | Sequence[Message] | Tokens, **options: Any) -> Answer:
@@ -218,6 +238,7 @@ class Model:
         self.finish_writing()
         if self.drafter is not None:
             self.drafter.close()
+        self.structures.close()
         self.backend.close()
         self.native.close()
 

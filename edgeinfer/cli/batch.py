@@ -71,7 +71,8 @@ def command(
     """Answer every line of a JSONL file, many at a time, in the order of the lines.
 
     A row has "prompt" (continued as it is) or "messages" (through the chat template), and may have "id", "max_tokens",
-    "stop", "priority", "deadline_ms" and the sampling options of run. A row that is wrong gets an error of its own.
+    "stop", "priority", "deadline_ms", "json_schema", "grammar" and the sampling options of run. A row that is wrong
+    gets an error of its own.
     """
     options = RuntimeOptions(
         ctx_size=ctx_size,

@@ -31,6 +31,7 @@ from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams, 
 
 if TYPE_CHECKING:  # the heavy parts are imported when there is something to run
     from edgeinfer.api.model import Model
+    from edgeinfer.grammar.nodes import Grammar
     from edgeinfer.runtime.answer import AnswerStream
 
 _SAMPLING = SamplingParams()
@@ -104,7 +105,20 @@ def command(
         list[str] | None, typer.Option("--logit-bias", metavar="ID(+|-)BIAS", help="Favour a token (repeatable).")
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Never end by an end token.")] = False,
+    json_schema: Annotated[
+        str | None,
+        typer.Option("--json-schema", metavar="FILE|TEXT", help="Answer with JSON that is valid for this schema."),
+    ] = None,
+    grammar: Annotated[
+        Path | None, typer.Option("--grammar", help="Answer with a text that matches this grammar (GBNF).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the text.")] = False,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            "--logprobs", metavar="N", help="With --json: the probability of every token, and of the N likeliest."
+        ),
+    ] = None,
     ctx_size: Annotated[
         int | None,
         typer.Option(
@@ -161,9 +175,12 @@ def command(
         raise UsageError(f"-n is {max_tokens}", "give at least 1; without -n the answer goes on until it ends")
     if raw and (system or system_file):
         raise UsageError("--raw has no place for a system prompt", "drop one of them")
+    if logprobs is not None and not as_json:
+        raise UsageError("--logprobs without --json", "the probabilities are a key of the envelope: add --json")
     system = _system(system, system_file)
+    structure = _structure(json_schema, grammar)
     text = _prompt(prompt, file)
-    if text is None and (raw or as_json or not sys.stdout.isatty()):
+    if text is None and (raw or as_json or structure is not None or not sys.stdout.isatty()):
         raise UsageError("there is no prompt", "give PROMPT, -f FILE or piped input")
 
     with ending_at_once(as_json=as_json):
@@ -177,7 +194,16 @@ def command(
         chat.run(loaded, system=system, params=params, max_tokens=max_tokens, stop=stop or ())
         leave(loaded, 0, verbose=verbose)
     with ending_at_once(as_json=as_json):  # a long text takes its time to become tokens
-        stream = loaded.stream(text, system=system, raw=raw, params=params, max_tokens=max_tokens, stop=stop or ())
+        stream = loaded.stream(
+            text,
+            system=system,
+            raw=raw,
+            params=params,
+            max_tokens=max_tokens,
+            stop=stop or (),
+            grammar=structure,
+            logprobs=logprobs,
+        )
     leave(loaded, _show(loaded, stream, as_json=as_json), verbose=verbose)
 
 
@@ -192,7 +218,10 @@ def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> int:
             if not as_json:
                 output.write(piece)
     if as_json:
-        console.result_json(dataclasses.asdict(stream.answer))
+        envelope = dataclasses.asdict(stream.answer)
+        if stream.answer.logprobs is None:
+            del envelope["logprobs"]
+        console.result_json(envelope)
     else:
         output.end()
     return 128 + signals[0] if stream.answer.finish_reason == "interrupted" else 0
@@ -205,6 +234,23 @@ def _load(model: str, options: RuntimeOptions, *, verbose: bool) -> Model:
 
     threading.Thread(target=template.preload, daemon=True).start()
     return load(model, options, verbose=verbose)
+
+
+def _structure(json_schema: str | None, grammar: Path | None) -> Grammar | None:
+    """What the answer must match; what is wrong with it is said before the model is loaded."""
+    if json_schema is not None and grammar is not None:
+        raise UsageError("both --json-schema and --grammar are given", "give one of them")
+    if json_schema is not None:
+        from edgeinfer.grammar.json_schema.compiler import parse_schema
+
+        if json_schema.lstrip().startswith("{") or json_schema.strip() in ("true", "false"):
+            return parse_schema(inputs.argument(json_schema, "the schema"))
+        return parse_schema(inputs.file(Path(json_schema)), json_schema)
+    if grammar is not None:
+        from edgeinfer.grammar.gbnf import parse_gbnf
+
+        return parse_gbnf(inputs.file(grammar), str(grammar))
+    return None
 
 
 def _prompt(prompt: str | None, file: Path | None) -> str | None:

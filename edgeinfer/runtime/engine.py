@@ -18,7 +18,9 @@ from dataclasses import replace
 from edgeinfer.cache.block import BLOCK_TOKENS
 from edgeinfer.cache.radix import Match, common_length
 from edgeinfer.errors import ContextOverflowError, UsageError
+from edgeinfer.runtime.constrained import ConstrainedSampler
 from edgeinfer.runtime.drafting import Drafting, Room
+from edgeinfer.runtime.recording import RecordingSampler
 from edgeinfer.runtime.request import Generation, Share
 from edgeinfer.runtime.residency import Residency
 from edgeinfer.runtime.swap import Swap
@@ -91,10 +93,16 @@ class Engine:
         tokens: list[int] = request.tokens.tolist()
         for token in tokens:
             sampler.accept(token)
+        recorder = None
+        if request.constraint is not None:
+            sampler = ConstrainedSampler(sampler, request.constraint)
+        if request.logprobs is not None:
+            sampler = recorder = RecordingSampler(sampler, request.logprobs)
         now_s = self._clock()
         generation = Generation(
             request=request,
             sampler=sampler,
+            recorder=recorder,
             tokens=tokens,
             prompt_tokens=n_prompt,
             max_tokens=request.max_tokens,
@@ -234,6 +242,9 @@ class Engine:
         """Whether the answer ends with this token, its last."""
         if token in generation.request.end_tokens:
             return "stop"
+        constraint = generation.request.constraint
+        if constraint is not None and constraint.is_complete:
+            return "schema"
         if generation.n_answered >= generation.max_tokens or len(generation.tokens) > self._max_tokens:
             return "length"
         return None
