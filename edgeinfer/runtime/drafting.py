@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from edgeinfer.options import MAX_DRAFT_TOKENS
 from edgeinfer.runtime.request import Generation
+from edgeinfer.scheduling.policy import DEFAULT_STEPS, Limits
 from edgeinfer.speculation.acceptance import Acceptance
 from edgeinfer.speculation.controller import LEAST_SURVIVAL, Best, best_length, shared_lengths
 from edgeinfer.speculation.cost import CostCurve
@@ -67,14 +68,27 @@ class Following:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a step has beside the rows that it runs anyway."""
+    """What the next step has room for."""
 
-    n_rows: int
-    """These rows."""
+    n_running: int
+    """Requests, those whose prompts are being computed too."""
     n_free: int
-    """Rows for drafts."""
-    most_s: float
-    """How long the step should take at most."""
+    """Cells of the KV cache that none of them holds."""
+    request_tokens: int
+    """What a request may have at most."""
+    limits: Limits
+
+    def draft_tokens(self, generation: Generation) -> int:
+        """The most tokens of a request's draft: a step brings one more than it accepts."""
+        left = min(generation.max_tokens - generation.n_answered, self.request_tokens + 1 - len(generation.tokens))
+        return left - 1 if generation.n_answered else 0
+
+    def most_s(self, plain_s: float) -> float:
+        """How long a step may take that takes `plain_s` without drafts."""
+        target_ms = self.limits.latency_target_ms
+        if self.n_running == 1:
+            return math.inf  # nobody else waits for its end
+        return DEFAULT_STEPS * plain_s if target_ms is None else target_ms / 1e3
 
 
 class Drafting:
@@ -120,22 +134,28 @@ class Drafting:
             for name in list(following.drafts):
                 self._end(following, name)
 
-    def propose(self, most_tokens: dict[Generation, int], room: Room) -> dict[Generation, Proposal]:
-        """The drafts to verify now, of requests that may have so many draft tokens each."""
-        if not self._sources:
+    def propose(self, decoding: Sequence[Generation], room: Room) -> dict[Generation, Proposal]:
+        """The drafts to verify in a step that has a row of each of these requests anyway.
+
+        Where steps have a target, a prompt has what its time leaves, and no draft takes that away.
+        """
+        if not self._sources or (len(decoding) < room.n_running and room.limits.latency_target_ms != math.inf):
             return {}
+        n_rows = len(decoding)
+        n_free = min(room.limits.max_step_tokens, room.n_free) - n_rows
         unit_s = self.curve.unit_s
-        most_cost = room.most_s / unit_s if unit_s else math.inf
+        most_cost = room.most_s(self.curve.seconds(n_rows)) / unit_s if unit_s else math.inf
+        share = min(n_free, self._most_tokens, max(_LEAST_SHARE, MAX_DRAFT_TOKENS // max(1, n_rows)))
         chosen: dict[Generation, tuple[Proposal, list[float]]] = {}
-        for generation, most in most_tokens.items():
-            most = min(most, room.n_free, self._most_tokens, max(_LEAST_SHARE, MAX_DRAFT_TOKENS // len(most_tokens)))
+        for generation in decoding:
+            most = min(share, room.draft_tokens(generation))
             if most < 1:
                 continue
-            best = self._best(self._follow(generation), generation.n_answered, most, room.n_rows, most_cost)
+            best = self._best(self._follow(generation), generation.n_answered, most, n_rows, most_cost)
             if best is not None:
                 chosen[generation] = best
         survivals = [survival for _, survival in chosen.values()]
-        lengths = shared_lengths(survivals, room.n_rows, room.n_free, self.curve, most_cost) if survivals else []
+        lengths = shared_lengths(survivals, n_rows, n_free, self.curve, most_cost) if survivals else []
         drafts = {}
         for (generation, (proposal, _)), length in zip(chosen.items(), lengths, strict=True):
             if length:
