@@ -90,7 +90,7 @@ class RuntimeOptions:
     draft_max: int = MAX_DRAFT_TOKENS
     """The most tokens of a draft."""
     draft_layers: int | None = None
-    """With the draft "layers", how many of the first ones; None leaves out every second one of the middle half."""
+    """With the draft "layers", how many of the first ones; None leaves out a sixth, those after the middle."""
 
     def __post_init__(self) -> None:
         """Refuse with a UsageError what the library would answer by ending the process."""

@@ -1,4 +1,4 @@
-"""A model that makes drafts for another: checked before anything is loaded, with a context and source of its own."""
+"""A model that makes drafts for another one: checked before anything is loaded; a context and a source of its own."""
 
 from __future__ import annotations
 

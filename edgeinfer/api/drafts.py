@@ -92,7 +92,7 @@ class CostFile:
 
     def write(self, curve: CostCurve) -> None:
         """Keep what was learned, if anything was and it can be kept."""
-        if not curve.is_learned:
+        if not curve.shape:
             return
         partial = self.path.with_suffix(f".{os.getpid()}.part")
         with contextlib.suppress(OSError):

@@ -15,7 +15,7 @@ _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 
 
 def chosen_layers(header: Header, first: int | None) -> list[int]:
-    """The layers to take: the `first` ones, or all but every second one of the middle half.
+    """The layers to take: the `first` ones, or all but a sixth of them, those after the middle.
 
     Raises UnusableInputError for models whose layers make no other model, UsageError where there are not so many.
     """
@@ -35,12 +35,10 @@ def chosen_layers(header: Header, first: int | None) -> list[int]:
         raise UsageError(f"draft_layers is {first}, the model has {n_layers} layers", f"give 1 to {n_layers - 1}")
     if n_layers < _MIN_LAYERS:
         raise UnusableInputError(f"{header.path}: {n_layers} layers are too few to leave some out", "use another draft")
-    quarter = n_layers // 4
-    return (
-        list(range(first))
-        if first
-        else [i for i in range(n_layers) if not (quarter <= i < n_layers - quarter and i % 2)]
-    )
+    if first:
+        return list(range(first))
+    middle, left_out = n_layers // 2, max(1, n_layers // 6)
+    return [*range(middle), *range(middle + left_out, n_layers)]
 
 
 def layers_model(header: Header, layers: Sequence[int]) -> LayersModel:
