@@ -57,7 +57,9 @@ SCHEMAS = {
             {"properties": {"a": {"maximum": 3}, "b": {"type": "boolean"}}, "required": ["b"]},
         ]
     },
-    "one of the types": {"oneOf": [{"type": "integer"}, {"type": "string"}, {"type": "array", "items": {"type": "null"}}]},
+    "one of the types": {
+        "oneOf": [{"type": "integer"}, {"type": "string"}, {"type": "array", "items": {"type": "null"}}]
+    },
     "ranges": {"oneOf": [{"type": "number", "maximum": 3}, {"type": "number", "exclusiveMinimum": 3}]},
     "many optional": {"properties": {str(i): {"type": "integer"} for i in range(40)}},
     "annotations": {"title": "x", "description": "y", "default": 1, "examples": [1], "x-mine": 1, "type": "integer"},
@@ -78,8 +80,7 @@ def test_what_is_written_is_valid(name):
 def test_whatever_is_written_for_any_schema_is_valid(schema, seed):
     try:
         grammar = of_schema(schema)
-    except UnusableInputError as error:
-        assert error.message.startswith("the schema: ")
+    except UnusableInputError:  # contradictory, or a oneOf that is not certain
         return
     for text in (written(grammar, seed), written(grammar, seed + 1)):
         if text is not None:
@@ -104,7 +105,11 @@ def test_whatever_is_written_for_any_schema_is_valid(schema, seed):
         ({"type": "string", "minLength": 2, "maxLength": 3}, r'"ab" "é😀x" "\u00e9\ud83d\ude00"', '"a" "abcd"'),
         ({"type": "string", "pattern": "^[a-z]+$", "minLength": 2, "maxLength": 3}, '"ab" "abc"', '"a" "abcd" "A1"'),
         ({"type": "string", "format": "date"}, '"2026-02-28" "1999-12-31"', '"2026-02-30" "2026-13-01" "26-1-1"'),
-        ({"type": "string", "format": "date-time"}, '"2026-11-30T02:00:00Z" "2026-11-30T02:00:00.5+01:00"', '"2026-11-30"'),
+        (
+            {"type": "string", "format": "date-time"},
+            '"2026-11-30T02:00:00Z" "2026-11-30T02:00:00.5+01:00"',
+            '"2026-11-30"',
+        ),
         ({"type": "string", "format": "ipv4"}, '"127.0.0.1" "255.255.255.0"', '"256.0.0.1" "1.1.1" "01.1.1.1"'),
         ({"type": "array", "items": {"type": "null"}, "maxItems": 1}, "[] [null]", "[null,null]"),
         ({"const": {"a": [1, None]}}, '{"a":%20[1,%20null]}', '{"a":%20[1]}'),
