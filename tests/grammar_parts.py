@@ -116,8 +116,8 @@ def _objects(draw, inner):
     schema["required"] = draw(st.lists(st.sampled_from([*names, "other"]), unique=True, max_size=3))
     if draw(st.booleans()):
         schema["additionalProperties"] = draw(inner)
-    if draw(st.integers(0, 4)) == 0:
-        schema["maxProperties"] = draw(st.integers(0, 5))
+    elif draw(st.integers(0, 2)) == 0:
+        schema["maxProperties"] = draw(st.integers(len({*names, *schema["required"]}), 9))
     return schema
 
 

@@ -21,7 +21,9 @@ DEAD = 0
 UNKNOWN = -1
 MAX_CELLS = 1 << 22
 """Of the table; then it is begun anew."""
-MAX_WORK = 500_000
+MAX_ITEMS = 10_000
+"""States at one position, and all that lead to them."""
+MAX_WORK = 200_000
 """Steps between two calls of `rest`: an ambiguous grammar can be at very many states at once."""
 _OUT = -1  # where the frame of the whole text returns to
 
@@ -148,6 +150,8 @@ class Automaton:
             if item not in seen:
                 seen.add(item)
                 self._spend(1)
+                if len(seen) > MAX_ITEMS:
+                    self._give_up()
                 self._follow(item, closure, todo)
         resolved: dict[int, Frame] = {}
         items = frozenset((state, self._frame(closure, frame, resolved)) for state, frame in closure.reading)

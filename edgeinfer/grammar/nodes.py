@@ -72,6 +72,7 @@ class Grammar:
     subject: str
 
 
+MAX_REASON_CHARS = 250
 EMPTY = Seq(())
 NEVER = Alt(())
 
@@ -120,5 +121,6 @@ def complement(spans: Iterable[Span]) -> Chars:
 
 
 def unusable(subject: str, reason: str, hint: str) -> NoReturn:
-    """Refuse a grammar or a schema."""
-    raise UnusableInputError(f"{subject}: {reason}", hint)
+    """Refuse a grammar or a schema, in a line of bounded length."""
+    shown = reason if len(reason) <= MAX_REASON_CHARS else reason[: MAX_REASON_CHARS - 3] + "..."
+    raise UnusableInputError(f"{subject}: {shown}", hint)

@@ -80,8 +80,7 @@ def test_what_is_written_is_valid(name):
 def test_whatever_is_written_for_any_schema_is_valid(schema, seed):
     try:
         grammar = of_schema(schema)
-    except UnusableInputError as error:
-        assert error.message.startswith("the schema: ")
+    except UnusableInputError:  # contradictory, or a oneOf that is not certain
         return
     for text in (written(grammar, seed), written(grammar, seed + 1)):
         if text is not None:

@@ -245,7 +245,10 @@ class _Compiler:
             unsupported(self._subject, path, "maxProperties", " of fewer than there can be")
         tail: Node = EMPTY
         if others is not False:
-            key = strings.other_key(schema.get("properties", {}).keys() | required, self._new_name("key"), self._rules)
+            names = schema.get("properties", {}).keys() | required
+            if sum(map(len, names)) > strings.MAX_AVOIDED_CHARS:
+                unsupported(self._subject, path, "additionalProperties", " beside so many long names")
+            key = strings.other_key(names, self._new_name("key"), self._rules)
             value = self._named(self._schema(others, f"{path}/additionalProperties", depth + 1), "other")
             tail = seq(key, _COLON, value)
         return self._members(members, tail)

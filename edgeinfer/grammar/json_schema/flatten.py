@@ -13,7 +13,7 @@ REF = "$ref"
 MAX_ALTERNATIVES = 1000
 MAX_DEPTH = 100
 """Of references and combinations in each other."""
-MAX_SCHEMAS = 200_000
+MAX_SCHEMAS = 20_000
 """Flattened in all."""
 
 
@@ -24,6 +24,7 @@ class Flattener:
         self._document = document
         self._subject = subject
         self._n_flattened = 0
+        self._expanded: dict[str, list[Flat]] = {}
 
     def alternatives(self, schema: Schema, path: str, depth: int = 0) -> list[Flat]:
         """The flat schemas of which a value must match any.
@@ -53,9 +54,15 @@ class Flattener:
         """The alternatives of what a reference refers to, with what stands beside it."""
         if REF not in alternative:
             return [alternative]
+        reference = alternative[REF]
+        if len(alternative) == 1 and reference in self._expanded:
+            return self._expanded[reference]
         beside = {key: value for key, value in alternative.items() if key != REF}
-        target = self.alternatives(self.target(alternative[REF], path), alternative[REF], depth + 1)
-        return self._product([beside], [b for a in target for b in self.expanded(a, path, depth + 1)], path, depth)
+        target = self.alternatives(self.target(reference, path), reference, depth + 1)
+        found = self._product([beside], [b for a in target for b in self.expanded(a, path, depth + 1)], path, depth)
+        if len(alternative) == 1:
+            self._expanded[reference] = found
+        return found
 
     def target(self, reference: str, path: str) -> Schema:
         """What a reference refers to. Raises UnusableInputError for nothing, and for other documents."""

@@ -7,7 +7,7 @@ import math
 from decimal import Decimal
 from typing import Any, NoReturn
 
-from edgeinfer.errors import UnusableInputError
+from edgeinfer.grammar.nodes import MAX_REASON_CHARS, unusable
 
 Schema = Any
 """An object as JSON gives it, or true or false."""
@@ -28,12 +28,16 @@ _ANNOTATIONS = (
     *("deprecated", "readOnly", "writeOnly", "discriminator"),
 )
 KNOWN = {*_ANNOTATIONS, *_COMBINING, *(name for names in BY_TYPE.values() for name in names)}
+_PATH_CHARS = 80
+_REASON_CHARS = MAX_REASON_CHARS - _PATH_CHARS - 10
 _SCHEMAS = {"items", "additionalProperties"}
 
 
 def refuse(subject: str, path: str, reason: str, hint: str) -> NoReturn:
     """Refuse what stands at a place of the schema."""
-    raise UnusableInputError(f"{subject}: {reason} (at {path or '#'})", hint)
+    where = path if len(path) <= _PATH_CHARS else "..." + path[3 - _PATH_CHARS :]
+    shown = reason if len(reason) <= _REASON_CHARS else reason[: _REASON_CHARS - 3] + "..."
+    unusable(subject, f"{shown} (at {where})", hint)
 
 
 def unsupported(subject: str, path: str, keyword: str, why: str = "") -> NoReturn:

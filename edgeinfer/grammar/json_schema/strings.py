@@ -24,6 +24,8 @@ from edgeinfer.grammar.nodes import (
     text,
 )
 
+MAX_AVOIDED_CHARS = 10_000
+"""Of all names together that `other_key` can leave out."""
 QUOTE = Text(b'"')
 _ESCAPED: tuple[Span, ...] = ((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
 """Characters that a string cannot hold as they are."""
