@@ -123,7 +123,7 @@ def test_resuming_after_a_kill_adds_exactly_what_is_missing(smollm2_gguf, tmp_pa
     after = target.read_bytes()
     assert after.startswith(before)
     assert [json.loads(line)["id"] for line in after.splitlines()] == list(range(12))
-    assert f"{len(before.splitlines())} rows are there already".encode() in done.stderr
+    assert f"{len(before.splitlines())} rows there already".encode() in done.stderr
 
 
 @pytest.mark.model
