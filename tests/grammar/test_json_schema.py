@@ -75,7 +75,7 @@ def test_what_is_written_is_valid(name):
         validate(SCHEMAS[name], text)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(schemas(), st.integers(0, 99))
 def test_whatever_is_written_for_any_schema_is_valid(schema, seed):
     try:

@@ -88,7 +88,9 @@ def _is_sound(keyword: str, value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     """Whether a value of JSON is a number that is finite."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def flat(schema: dict[str, Any]) -> Flat:
