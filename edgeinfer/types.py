@@ -232,6 +232,8 @@ class Request:
     """Higher goes first."""
     deadline_ms: float | None = None
     """After the submission; of two requests of a priority the earlier deadline goes first."""
+    keep_answer: bool = False
+    """Whether the prefix cache gets the answer too, for a conversation that goes on in another process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +279,8 @@ class Answer:
     seed: int
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
+    reasoning: str | None = None
+    """What the model wrote to itself before `text`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ MAX_LINES = 400  # a comfortable read is 300
 
 # From the bottom up. Imports go down; within a layer only the first one's members know each other.
 LAYERS: list[set[str]] = [
-    {"types", "errors", "options", "ggml_types", "home", "tokenizer_json"},
+    {"types", "errors", "options", "ggml_types", "home", "file_lock", "tokenizer_json"},
     {"scheduling", "speculation", "cache", "native", "gguf_file", "registry"},
     {"runtime", "convert"},
     {"api"},
@@ -28,7 +28,19 @@ RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 # Given their native parts by `api`, so that both run without the C library.
 WITHOUT_NATIVE = ("runtime", "convert.stream")
 C_LIBRARY = {"llama_cpp", "ctypes", "_ctypes", "cffi"}
-HEAVY = {"numpy", "llama_cpp", "ctypes", "tokenizers", "jinja2", "rich", "tqdm", "gguf", "safetensors", "mmap"}
+HEAVY = {
+    "numpy",
+    "llama_cpp",
+    "ctypes",
+    "tokenizers",
+    "jinja2",
+    "rich",
+    "prompt_toolkit",
+    "tqdm",
+    "gguf",
+    "safetensors",
+    "mmap",
+}
 
 
 def _module(path: Path) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeinfer.cache.block import SUFFIX
+from edgeinfer.file_lock import acquire, release
 
 MAX_BUDGET_NBYTES = 4 << 30
 PARTIAL_SUFFIX = ".part"
@@ -79,11 +79,11 @@ class CacheFolder:
         """Keep other processes from writing and deleting. Raises TimeoutError, and OSError where it cannot be."""
         lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            _acquire(lock, time.monotonic() + LOCK_WAIT_S)
+            acquire(lock, time.monotonic() + LOCK_WAIT_S)
             try:
                 yield
             finally:
-                _release(lock)  # not left to `close`: a child forked meanwhile would go on holding it
+                release(lock)  # not left to `close`: a child forked meanwhile would go on holding it
         finally:
             os.close(lock)
 
@@ -185,31 +185,3 @@ def _usage(folder: Path) -> ModelUsage:
         model = ""
     used_ns = max((entry.used_ns for entry in entries), default=0)
     return ModelUsage(model, len(entries), sum(entry.nbytes for entry in entries), used_ns / 1e9)
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _acquire(lock: int, deadline_s: float) -> None:
-        msvcrt.locking(lock, msvcrt.LK_LOCK, 1)  # tries for ten seconds
-
-    def _release(lock: int) -> None:
-        os.lseek(lock, 0, os.SEEK_SET)
-        msvcrt.locking(lock, msvcrt.LK_UNLCK, 1)
-
-else:
-    import fcntl
-
-    def _acquire(lock: int, deadline_s: float) -> None:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline_s:
-                    raise TimeoutError(None, "another process holds its lock") from None
-                time.sleep(0.005)
-            else:
-                return
-
-    def _release(lock: int) -> None:
-        fcntl.flock(lock, fcntl.LOCK_UN)

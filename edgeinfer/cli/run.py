@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -24,11 +24,13 @@ from edgeinfer.cli.runtime_options import (
     Threads,
 )
 from edgeinfer.errors import UsageError
-from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams, parse_logit_bias
+from edgeinfer.options import DEFAULT_CTX_SIZE, ON_OVERFLOW, RuntimeOptions, SamplingParams, parse_logit_bias
 
 if TYPE_CHECKING:  # the heavy parts are imported when there is something to run
     from edgeinfer.api.model import Model
+    from edgeinfer.api.sessions import SessionFile
     from edgeinfer.runtime.answer import AnswerStream
+    from edgeinfer.runtime.session import OnOverflow
 
 _SAMPLING = SamplingParams()
 
@@ -103,6 +105,15 @@ def command(
     no_mmap: NoMmap = False,
     mlock: Mlock = DEFAULTS.mlock,
     no_prefix_cache: NoPrefixCache = False,
+    on_overflow: Annotated[
+        str,
+        typer.Option(
+            "--on-overflow", metavar="|".join(ON_OVERFLOW), help="Refuse, or drop a conversation's oldest turns."
+        ),
+    ] = "error",
+    session: Annotated[
+        str | None, typer.Option("--session", metavar="NAME", help="Go on with a conversation, and keep it.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
 ) -> None:
     """Answer a prompt, or chat when there is none and this is a terminal."""
@@ -140,24 +151,54 @@ def command(
         raise UsageError(f"-n is {max_tokens}", "ask for at least one token")
     if raw and (system or system_file):
         raise UsageError("--raw has no place for a system prompt", "drop one of them")
+    if raw and session:
+        raise UsageError("--raw is no conversation, --session is one", "drop one of them")
+    if on_overflow not in ON_OVERFLOW:
+        raise UsageError(f"--on-overflow is {on_overflow!r}", f"one of {', '.join(ON_OVERFLOW)}")
     system = _system(system, system_file)
     text = _prompt(prompt, file)
     if text is None and (raw or as_json or not sys.stdout.isatty()):
         raise UsageError("there is no prompt", "give PROMPT, -f FILE or piped input")
 
     with ending_at_once(as_json=as_json):
+        file = _session_file(session)
         loaded = _load(model, options, verbose=verbose)
     if options.ctx_size and options.ctx_size > loaded.native.n_ctx_train:
         console.note(f"note: -c {options.ctx_size} exceeds the training context of {loaded.native.n_ctx_train} tokens")
-    params = dataclasses.replace(loaded.sampling, **flags)
+    talk = None
+    if text is None or file is not None:
+        from edgeinfer.cli.talk import Talk
+
+        limits = {"max_tokens": max_tokens, "stop": stop}
+        given = {**flags, **{name: value for name, value in limits.items() if value}}
+        chat_session = loaded.chat(on_overflow=cast("OnOverflow", on_overflow))
+        talk = Talk(chat_session, loaded.sampling, given, model=str(loaded.header.path), system=system, file=file)
     if text is None:
         from edgeinfer.cli import chat
 
-        chat.run(loaded, system=system, params=params, max_tokens=max_tokens, stop=stop or ())
+        assert talk is not None
+        chat.run(talk, loaded.interrupt)
         leave(loaded, 0, verbose=verbose)
     with ending_at_once(as_json=as_json):  # a long text takes its time to become tokens
-        stream = loaded.stream(text, system=system, raw=raw, params=params, max_tokens=max_tokens, stop=stop or ())
-    leave(loaded, _show(loaded, stream, as_json=as_json), verbose=verbose)
+        if talk is None:
+            params = dataclasses.replace(loaded.sampling, **flags)
+            stream = loaded.stream(text, system=system, raw=raw, params=params, max_tokens=max_tokens, stop=stop or ())
+        else:
+            stream = talk.ask(text)
+    if talk is not None and (note := talk.dropped_note()):
+        console.note(f"note: {note}")
+    code = _show(loaded, stream, as_json=as_json)
+    if talk is not None:
+        talk.keep()
+    leave(loaded, code, verbose=verbose)
+
+
+def _session_file(name: str | None) -> SessionFile | None:
+    if name is None:
+        return None
+    from edgeinfer.api.sessions import SessionFile
+
+    return SessionFile(name)
 
 
 def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> int:

@@ -9,11 +9,14 @@ from itertools import count
 from edgeinfer.errors import EdgeinferError
 from edgeinfer.options import SamplingParams
 from edgeinfer.runtime.engine import Engine
+from edgeinfer.runtime.reasoning import closing_of_open_block, split_reasoning
 from edgeinfer.runtime.request import Generation
 from edgeinfer.runtime.text import TextStream
 from edgeinfer.types import Answer, FinishReason, Request, Timings, Tokens, Vocabulary
 
 _request_ids = count()
+_PROMPT_END_TOKENS = 16
+"""Enough of a prompt to see whether its end opens a block of reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Reply:
         stop: Sequence[str] = (),
         priority: int = 0,
         deadline_ms: float | None = None,
+        keep_answer: bool = False,
     ) -> None:
         self._engine = engine
         self._vocabulary = vocabulary
@@ -57,6 +61,7 @@ class Reply:
                 end_tokens=vocabulary.end_tokens,
                 priority=priority,
                 deadline_ms=deadline_ms,
+                keep_answer=keep_answer,
             )
         )
         self.finish_reason: FinishReason | None = None
@@ -68,7 +73,7 @@ class Reply:
         """
         generation = self.generation
         while self._seen < len(generation.tokens) and not self._text.stopped:
-            piece = self._vocabulary.piece(generation.tokens[self._seen])
+            piece = said(self._vocabulary, generation.tokens[self._seen])
             self._seen += 1
             if text := self._text.feed(piece):
                 yield text
@@ -90,17 +95,27 @@ class Reply:
         """The answer's tokens so far, with the end token if there was one."""
         return self.generation.tokens[self.generation.prompt_tokens :]
 
+    @property
+    def prompt_end(self) -> str:
+        """The last characters of the prompt, control tokens as they are spelled."""
+        tokens = self.generation.request.tokens[-_PROMPT_END_TOKENS:].tolist()
+        return b"".join(self._vocabulary.piece(token, special=True) for token in tokens).decode("utf-8", "replace")
+
 
 class AnswerStream:
     """Iterate for the pieces of text; `answer` is there when the iteration has ended.
 
-    A consumer that stops early ends the request.
+    The pieces are what the model says; the answer has its reasoning apart, unless the text is `raw`. A consumer that
+    stops early ends the request.
     """
 
-    def __init__(self, engine: Engine, reply: Reply, about: About) -> None:
+    def __init__(self, engine: Engine, reply: Reply, about: About, *, raw: bool = False) -> None:
         self._engine = engine
         self._reply = reply
         self._about = about
+        self._raw = raw
+        self.closing_tag = None if raw else closing_of_open_block(reply.prompt_end)
+        """What ends the reasoning that the prompt has begun, None where it began none."""
         self._shown: list[str] = []
         self._answer: Answer | None = None
 
@@ -138,15 +153,26 @@ class AnswerStream:
     def _assemble(self) -> None:
         generation, reason = self._reply.generation, self._reply.finish_reason
         assert reason is not None
+        text, reasoning = "".join(self._shown), None
+        if not self._raw:
+            reasoning, text = split_reasoning(text, self.closing_tag)
         self._answer = Answer(
             self._about.model,
             self._about.kernels,
-            "".join(self._shown),
+            text,
             reason,
             generation.sampler.seed,
             generation.usage,
             _timings(generation, self._about.load_ms),
+            reasoning=reasoning,
         )
+
+
+def said(vocabulary: Vocabulary, token: int) -> bytes:
+    """A token of an answer as its reader sees it: a control token as it is spelled, an end token not at all."""
+    if token in vocabulary.end_tokens:
+        return b""
+    return vocabulary.piece(token) or vocabulary.piece(token, special=True)
 
 
 def _timings(generation: Generation, load_ms: float) -> Timings:

@@ -8,7 +8,7 @@ from edgeinfer.runtime.answer import About, AnswerStream, Reply
 from edgeinfer.runtime.engine import Engine
 from edgeinfer.runtime.fake import FakeBackend, FakeVocabulary, make_fake_sampler
 from edgeinfer.runtime.prompt import chat_tokens, raw_tokens
-from edgeinfer.runtime.session import ChatSession
+from edgeinfer.runtime.session import ChatSession, TurnSettings
 from edgeinfer.runtime.template import ChatTemplate
 
 VOCABULARY = FakeVocabulary()
@@ -95,11 +95,12 @@ def test_two_streams_share_the_engine():
 
 
 def chat(work, vocabulary, **options):
-    def start(tokens):
-        reply = Reply(work, vocabulary, tokens, PARAMS, max_tokens=15, **options)
+    def start(tokens, turn):
+        reply = Reply(work, vocabulary, tokens, turn.params, max_tokens=turn.max_tokens)
         return AnswerStream(work, reply, About("m.gguf", "fake", 0))
 
-    return ChatSession(start, vocabulary, TEMPLATE, system="be brief")
+    settings = TurnSettings(PARAMS, max_tokens=15)
+    return ChatSession(start, vocabulary, TEMPLATE, n_ctx=2000, settings=settings, system="be brief", **options)
 
 
 def test_a_turn_computes_only_what_is_new():
