@@ -161,18 +161,18 @@ def command(
         raise UsageError("there is no prompt", "give PROMPT, -f FILE or piped input")
 
     with ending_at_once(as_json=as_json):
-        file = _session_file(session)
+        kept = _session_file(session)
         loaded = _load(model, options, verbose=verbose)
     if options.ctx_size and options.ctx_size > loaded.native.n_ctx_train:
         console.note(f"note: -c {options.ctx_size} exceeds the training context of {loaded.native.n_ctx_train} tokens")
     talk = None
-    if text is None or file is not None:
+    if text is None or kept is not None:
         from edgeinfer.cli.talk import Talk
 
         limits = {"max_tokens": max_tokens, "stop": stop}
         given = {**flags, **{name: value for name, value in limits.items() if value}}
         chat_session = loaded.chat(on_overflow=cast("OnOverflow", on_overflow))
-        talk = Talk(chat_session, loaded.sampling, given, model=str(loaded.header.path), system=system, file=file)
+        talk = Talk(chat_session, loaded.sampling, given, model=str(loaded.header.path), system=system, file=kept)
     if text is None:
         from edgeinfer.cli import chat
 
