@@ -74,12 +74,22 @@ class Terminal:
 
     def expect_prompt(self) -> None:
         """Wait until the line editor waits for keys: the cursor is behind the prompt, and keys are read one by one."""
-        self.wait(lambda: self._at_prompt() and not termios.tcgetattr(self._fd)[3] & termios.ICANON, "the prompt")
+        self.wait(lambda: self._at_prompt() and not self._flags() & termios.ICANON, "the prompt")
+
+    def expect_answer(self) -> None:
+        """Wait until an answer is being made: the terminal is no longer the editor's, and shows no keys."""
+        self.wait(lambda: self._flags() & (termios.ICANON | termios.ECHO) == termios.ICANON, "the answer's begin")
 
     def say(self, text: str) -> None:
         """Type a line when the prompt is there."""
         self.expect_prompt()
-        self.type(text + "\r")
+        self.type(text)
+        self.wait(lambda: not self._at_prompt(), text)
+        self.type("\r")
+
+    def _flags(self) -> int:
+        flags: int = termios.tcgetattr(self._fd)[3]
+        return flags
 
     def modes(self) -> list[object]:
         """How the terminal is set."""

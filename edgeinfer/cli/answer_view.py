@@ -37,6 +37,7 @@ class AnswerView:
         self._splitter = ReasoningSplitter(closing_tag)
         self._answer: _TextView = _PlainText(write) if plain else _markdown(write, size)
         self._n_words = 0
+        self._last = ""  # what may go on as one word
         self._was_reasoning = False
         self._has_answer = False
 
@@ -69,7 +70,8 @@ class AnswerView:
     def _show_reasoning(self, text: str) -> None:
         begins = not self._was_reasoning
         self._was_reasoning = True
-        self._n_words += len(text.split())
+        self._n_words += len((self._last + text).split()) - bool(self._last)
+        self._last = text[-1:].strip()
         if not self._folded:
             title = f"{_PLAIN_TITLES[0]}\n" if begins and self._plain else ""
             self._write(title + (text if self._plain else _DIM + text + _RESET))
@@ -109,9 +111,13 @@ def _markdown(write: Callable[[str], None], size: Callable[[], terminal_size]) -
 
 
 def is_plain(stream: object) -> bool:
-    """Whether a terminal is to get nothing but text: no colour is wanted, it knows none, or it is too narrow."""
-    is_dumb = os.environ.get("TERM", "dumb") in ("", "dumb", "unknown")
-    return is_dumb or not console.wants_colour(stream) or shutil.get_terminal_size().columns < MIN_COLUMNS
+    """Whether answers are shown as they come: no colour is wanted, the terminal knows none, or it is too narrow."""
+    return is_dumb() or not console.wants_colour(stream) or shutil.get_terminal_size().columns < MIN_COLUMNS
+
+
+def is_dumb() -> bool:
+    """Whether the terminal takes no escape codes at all."""
+    return os.environ.get("TERM", "dumb") in ("", "dumb", "unknown")
 
 
 def printable(text: str) -> str:

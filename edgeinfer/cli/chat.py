@@ -32,14 +32,14 @@ class Chat:
     """What a person types, done."""
 
     def __init__(self, talk: Talk, interrupt: Callable[[], None]) -> None:
-        from edgeinfer.cli.terminal import Editor
+        from edgeinfer.cli.terminal import open_editor
 
         self._talk = talk
         self._interrupt = interrupt
         self._plain = is_plain(sys.stdout)
         self._folds = False
         self._answer: Answer | None = None
-        self._editor = Editor(home() / "chat_history", self._status, plain=self._plain)
+        self._editor = open_editor(home() / "chat_history", self._status, plain=self._plain)
         self._commands: dict[str, Callable[[str], None]] = {
             "/help": lambda _: console.note(commands.help_text()),
             "/system": self._set_system,
@@ -63,7 +63,10 @@ class Chat:
         is_leaving = False
         while True:
             try:
-                typed = self._editor.read()
+                wanted = commands.parse(self._editor.read())
+                if wanted == Command("/bye"):
+                    return
+                is_leaving = self._obey(wanted)
             except EOFError:
                 return
             except KeyboardInterrupt:
@@ -71,11 +74,6 @@ class Chat:
                     return
                 console.note("(Ctrl-C again, Ctrl-D or /bye leaves)")
                 is_leaving = True
-                continue
-            wanted = commands.parse(typed)
-            if wanted == Command("/bye"):
-                return
-            is_leaving = self._obey(wanted)
 
     def _obey(self, wanted: Command | Message | None) -> bool:
         """Do what was typed; returns whether Ctrl-C ended it, so that another one leaves."""
@@ -97,7 +95,18 @@ class Chat:
         self._stream(lambda: self._talk.ask(text))
 
     def _stream(self, start: Callable[[], AnswerStream]) -> None:
-        """Show an answer while it comes, and keep it."""
+        """Show an answer while it comes, and keep it, or what there is of it."""
+        try:
+            answer = self._shown(start)
+        finally:
+            self._talk.keep()
+        self._answer = answer
+        if answer.finish_reason == "interrupted":
+            console.note("(stopped)")
+        elif answer.finish_reason == "length":
+            console.note("(cut: the limit of tokens or the end of the context)")
+
+    def _shown(self, start: Callable[[], AnswerStream]) -> Answer:
         from edgeinfer.cli.terminal import without_echo
 
         with without_echo(), on_interrupt(lambda _: self._interrupt()) as received:
@@ -112,12 +121,7 @@ class Chat:
                     view.feed(piece)
             finally:
                 view.end()
-        self._answer = stream.answer
-        if self._answer.finish_reason == "interrupted":
-            console.note("(stopped)")
-        elif self._answer.finish_reason == "length":
-            console.note("(cut: the limit of tokens or the end of the context)")
-        self._talk.keep()
+        return stream.answer
 
     def _status(self) -> str:
         return status_line(self._talk.session.n_ctx, self._answer, shutil.get_terminal_size().columns - 1)

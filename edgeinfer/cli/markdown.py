@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from os import terminal_size
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -38,22 +40,40 @@ class MarkdownStream:
         self._lines: list[str] = []  # of the block that still grows, as they stand on the screen; the cursor ends them
         self._columns = size().columns
         self._next_s = 0.0
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
 
     def feed(self, text: str) -> None:
-        """Add text, and show it unless that was done a moment ago."""
-        self._text += text
-        if self._clock() >= self._next_s:
-            started_s = self._clock()
-            self._update()
-            now_s = self._clock()
-            self._next_s = now_s + max(_LEAST_PAUSE_S, _PAUSE_PER_WORK * (now_s - started_s))
+        """Add text, and show it soon: not many times a second, but also when nothing follows for a while."""
+        with self._lock:
+            self._text += text
+            wait_s = self._next_s - self._clock()
+            if wait_s <= 0:
+                self._update()
+            elif self._timer is None:
+                self._timer = threading.Timer(wait_s, self._flush)
+                self._timer.daemon = True
+                self._timer.start()
 
     def end(self) -> None:
         """Show all of it and end the line."""
-        self._update()
-        self._write("\n")
+        with self._lock:
+            self._update()
+            self._write("\n")
+
+    def _flush(self) -> None:
+        with self._lock, suppress(Exception, SystemExit):  # a terminal that is gone is met by the main thread as well
+            if self._timer is not None:
+                self._update()
 
     def _update(self) -> None:
+        self._timer = None  # one that waits for the lock has nothing to do any more
+        started_s = self._clock()
+        self._refresh()
+        now_s = self._clock()
+        self._next_s = now_s + max(_LEAST_PAUSE_S, _PAUSE_PER_WORK * (now_s - started_s))
+
+    def _refresh(self) -> None:
         size = self._size()
         if size.columns != self._columns:
             # How the terminal wraps what it shows is unknown: leave that, and write the block again below.

@@ -187,9 +187,11 @@ def command(
             stream = talk.ask(text)
     if talk is not None and (note := talk.dropped_note()):
         console.note(f"note: {note}")
-    code = _show(loaded, stream, as_json=as_json)
-    if talk is not None:
-        talk.keep()
+    try:
+        code = _show(loaded, stream, as_json=as_json)
+    finally:  # a part of an answer counts as well
+        if talk is not None:
+            talk.keep()
     leave(loaded, code, verbose=verbose)
 
 

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
@@ -20,6 +21,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.styles import Style
 
 from edgeinfer.cli import commands
+from edgeinfer.cli.answer_view import is_dumb
 from edgeinfer.errors import EdgeinferError, NotFoundError, UsageError, last_words
 
 PROMPT, CONTINUATION = ">>> ", "... "
@@ -29,7 +31,30 @@ MAX_REMEMBERED_CHARS = 1 << 16
 _SANE = "\x1b[?2004l\x1b[?25h\x1b[0m"
 
 
-class Editor:
+class Editor(Protocol):
+    """Reads messages and commands."""
+
+    def read(self) -> str:
+        """What is typed next. Raises EOFError for Ctrl-D, KeyboardInterrupt for Ctrl-C."""
+        ...
+
+
+def open_editor(history: Path, status: Callable[[], str], *, plain: bool) -> Editor:
+    """The editor that this terminal can have."""
+    return _DumbEditor() if is_dumb() else _LineEditor(history, status, plain=plain)
+
+
+class _DumbEditor:
+    """For terminals that take no escape codes: a line as the terminal itself reads it."""
+
+    def read(self) -> str:
+        typed = input(PROMPT)
+        while commands.is_open(typed):
+            typed += "\n" + input(CONTINUATION)
+        return typed
+
+
+class _LineEditor:
     """Reads messages and commands. `status` is shown below the line that is typed."""
 
     def __init__(self, history: Path, status: Callable[[], str], *, plain: bool) -> None:
@@ -46,7 +71,6 @@ class Editor:
         )
 
     def read(self) -> str:
-        """What is typed next. Raises EOFError for Ctrl-D, KeyboardInterrupt for Ctrl-C."""
         return self._session.prompt(PROMPT)
 
 
@@ -109,11 +133,11 @@ def left_sane() -> Iterator[None]:
     keyboard = sys.stdin.fileno()
     before = termios.tcgetattr(keyboard)
 
-    def restore(reset: str = _SANE) -> None:
+    def restore() -> None:
         with suppress(termios.error, OSError):
             termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
-            if reset and os.environ.get("TERM", "dumb") != "dumb":
-                os.write(sys.stdout.fileno(), reset.encode())
+            if not is_dumb():
+                os.write(sys.stdout.fileno(), _SANE.encode())
 
     def die_sane(error: EdgeinferError) -> None:
         restore()

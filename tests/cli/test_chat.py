@@ -7,7 +7,6 @@ import os
 import signal
 import stat
 import sys
-import termios
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -91,7 +90,7 @@ def test_ctrl_c_stops_an_answer_or_its_prompt_and_keeps_what_was_said(chat: Star
     if question == "tell me":
         terminal.expect("Once upon")
     else:
-        terminal.wait(lambda: not terminal.modes()[3] & termios.ECHO, "the answer's begin")  # type: ignore[operator]
+        terminal.expect_answer()
     terminal.type("\x03")
     terminal.expect("(stopped)")
     terminal.say("/show messages")
@@ -202,7 +201,7 @@ def test_reasoning_is_dimmed_or_folded_and_can_be_shown(chat: Start) -> None:
     terminal.say("/set reasoning fold")
     terminal.say("/clear")
     terminal.say("why?")
-    terminal.expect("(5 words of reasoning: /show reasoning)\n\nThe answer.")
+    terminal.expect("(4 words of reasoning: /show reasoning)\n\nThe answer.")
     terminal.say("/show reasoning")
     terminal.wait(lambda: terminal.text.count("first this, then that") == 2, "the reasoning again")
     terminal.say("/show messages")
@@ -214,8 +213,11 @@ def test_narrow_dumb_and_colourless_terminals_get_plain_text(
     chat: Start, columns: int, environment: dict[str, str]
 ) -> None:
     terminal = chat("Some **bold** text.\n\n\x1b[31mred\x07", columns=columns, environment=environment)
-    terminal.expect(">>>")
-    terminal.type("hello\r")
+    if "TERM" in environment:
+        terminal.expect(">>>")
+        terminal.type("hello\r")
+    else:
+        terminal.say("hello")
     terminal.expect("Some **bold** text.")
     terminal.expect("[31mred")
     assert b"\x1b[31m" not in terminal.output
@@ -243,7 +245,7 @@ def test_a_resize_in_the_middle_of_an_answer_and_at_the_prompt(chat: Start, tmp_
 
 
 def test_the_oldest_turns_are_dropped_and_it_says_so(chat: Start) -> None:
-    answers = ["a" * 60] * 4
+    answers = ["a" * 110] * 4
     terminal = chat(*answers, n_ctx=300, on_overflow="truncate")
     for turn in ("one", "two", "three"):
         terminal.say(turn)
@@ -323,7 +325,7 @@ def test_a_terminal_without_a_prompt_is_a_chat(smollm2_gguf: Path) -> None:
         terminal.type("\x1b[200~" + "All work and no play makes Jack a dull boy. " * 600 + "\x1b[201~")
         terminal.expect("dull boy.")
         terminal.type("\r")
-        terminal.wait(lambda: not terminal.modes()[3] & termios.ECHO, "the prefill's begin")  # type: ignore[operator]
+        terminal.expect_answer()
         terminal.type("\x03")
         terminal.expect("(stopped)")
         terminal.expect_prompt()
