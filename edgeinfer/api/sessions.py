@@ -70,7 +70,7 @@ class SessionFile:
     def write(self, saved: SavedSession) -> None:
         """Replace the file by this, wholly or not at all. Raises ResourceError."""
         partial = self.path.with_name(f".{secrets.token_hex(8)}.part")
-        data = json.dumps(_document(saved), ensure_ascii=False).encode("utf-8", "backslashreplace")
+        data = json.dumps(_document(saved), ensure_ascii=False).encode("utf-8", "replace")
         try:
             with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(data)

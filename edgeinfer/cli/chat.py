@@ -58,7 +58,7 @@ class Chat:
     def run(self) -> None:
         """Until Ctrl-D, /bye, or Ctrl-C twice."""
         console.note("Chat: /help for help, Ctrl-D to leave.")
-        if self._talk.session.messages:
+        if any(message["role"] != "system" for message in self._talk.session.messages):
             self._tell_where_it_goes_on()
         is_leaving = False
         while True:

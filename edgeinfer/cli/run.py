@@ -157,7 +157,7 @@ def command(
         raise UsageError(f"--on-overflow is {on_overflow!r}", f"one of {', '.join(ON_OVERFLOW)}")
     system = _system(system, system_file)
     text = _prompt(prompt, file)
-    if text is None and (raw or as_json or not sys.stdout.isatty()):
+    if text is None and (raw or as_json or not (sys.stdin.isatty() and sys.stdout.isatty())):
         raise UsageError("there is no prompt", "give PROMPT, -f FILE or piped input")
 
     with ending_at_once(as_json=as_json):

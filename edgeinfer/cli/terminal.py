@@ -63,7 +63,7 @@ class _LineEditor:
             completer=_CommandCompleter(),
             complete_while_typing=False,
             multiline=Condition(lambda: commands.is_open(self._session.default_buffer.text)),
-            prompt_continuation=CONTINUATION,
+            prompt_continuation=lambda width, line, wraps: "" if wraps else CONTINUATION,
             bottom_toolbar=status,
             enable_open_in_editor=True,
             tempfile_suffix=".md",

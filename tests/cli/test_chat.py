@@ -258,7 +258,8 @@ def test_the_oldest_turns_are_dropped_and_it_says_so(chat: Start) -> None:
 def test_a_full_context_is_an_error_with_both_numbers_and_the_chat_goes_on(chat: Start) -> None:
     terminal = chat("fine", n_ctx=100)
     terminal.say("x" * 200)
-    terminal.expect("tokens, the context holds 100 (raise the context size (-c")
+    terminal.expect("tokens, the context holds 100")
+    terminal.expect("(raise the context size (-c")
     terminal.say("short")
     terminal.expect("fine")
 
