@@ -1,38 +1,46 @@
 # make demo: from checkpoint to answer. make test: every test. make check: what a change must pass. make models: fetch only.
+# make lint: the part of make check that runs nothing.
 # make conformance: every architecture against transformers and llama.cpp's own script, and all golden data of it.
 # make bench: the README's table, against llama.cpp's own tools (builds them first, takes half an hour).
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# Two at a time: most tests keep one core busy, and a model that runs takes two.
+PYTEST := pytest --numprocesses 2 --dist worksteal
 # So that the commands that make shows are the commands that a person types.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test check models conformance bench clean
+.PHONY: demo test check lint checkpoint models conformance bench clean
 .DEFAULT_GOAL := demo
 
-demo: models
+demo: checkpoint
 	edgeinfer convert $(shell $(BIN)/python scripts/make_checkpoint.py smollm2) -t q4_k_m -o demo.gguf --overwrite
 	edgeinfer run demo.gguf "Why is the sky blue?" -n 64 --temp 0
 
 test: models
-	pytest
+	$(PYTEST)
 
-check: $(INSTALLED)
+check: lint
+	$(PYTEST) -m "not model"
+
+lint: $(INSTALLED)
 	ruff format --check --quiet .
 	ruff check --quiet .
 	mypy
-	pytest -m "not model"
 
-# SmolLM2-135M-Instruct, the checkpoint made of it, and all-MiniLM-L6-v2, in $EDGEINFER_CACHE or ~/.cache/edgeinfer.
-models: $(INSTALLED)
+# SmolLM2-135M-Instruct and the checkpoint made of it, in $EDGEINFER_CACHE or ~/.cache/edgeinfer.
+checkpoint: $(INSTALLED)
 	@$(BIN)/python scripts/make_checkpoint.py smollm2 > /dev/null
+
+# The rest that tests need, there too: all-MiniLM-L6-v2.
+models: checkpoint
 	@$(BIN)/python scripts/fetch_model.py minilm > /dev/null
 
 conformance: $(INSTALLED)
 	@$(BIN)/python scripts/conformance.py
 	@$(BIN)/python scripts/golden_embeddings.py
-	pytest tests/conformance --all-types
+	$(PYTEST) tests/conformance --all-types
 
 bench: models
 	@$(BIN)/python scripts/compare.py

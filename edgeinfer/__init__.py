@@ -1,4 +1,10 @@
-"""edgeinfer: from a Hugging Face checkpoint to an answer on the machine at hand."""
+"""edgeinfer: from a Hugging Face checkpoint to an answer on the machine at hand.
+
+`convert(source)` makes a GGUF file, `load(model)` opens one as a `Model` that answers (`generate`, `stream`),
+`load_encoder(model)` as an `Encoder` that makes vectors of texts (`embed`). `inspect(model)` tells what is in a file,
+`tokenize(model, text)` how a text is split, `evaluate` what quantizing cost, and `imatrix` computes an importance
+matrix. `help(edgeinfer.load)` and so on say more; every error is one of `edgeinfer.errors`.
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Locks that several processes respect, on open files; a process that ends lets go of them."""
+"""A lock on an open file, which the system takes back when its process ends."""
 
 from __future__ import annotations
 
@@ -6,34 +6,45 @@ import os
 import sys
 import time
 
+_ASK_AGAIN_S = 0.005
+
+
+def lock(file: int, wait_s: float) -> bool:
+    """Lock a file descriptor against other processes; False when another one held it for `wait_s`. Raises OSError."""
+    deadline_s = time.monotonic() + wait_s
+    while not _try(file):
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(_ASK_AGAIN_S)
+    return True
+
+
 if sys.platform == "win32":
     import msvcrt
 
-    def acquire(lock: int, deadline_s: float) -> None:
-        """Lock a file's descriptor. Raises OSError when others still hold it at the deadline (`time.monotonic`)."""
-        mode = msvcrt.LK_LOCK if time.monotonic() < deadline_s else msvcrt.LK_NBLCK  # the first tries for ten seconds
-        msvcrt.locking(lock, mode, 1)
+    def _try(file: int) -> bool:
+        try:
+            os.lseek(file, 0, os.SEEK_SET)
+            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+        except PermissionError:
+            return False
+        return True
 
-    def release(lock: int) -> None:
-        """Let others have the lock."""
-        os.lseek(lock, 0, os.SEEK_SET)
-        msvcrt.locking(lock, msvcrt.LK_UNLCK, 1)
+    def unlock(file: int) -> None:
+        """Let others have it. Not left to closing it: a child forked meanwhile would go on holding it."""
+        os.lseek(file, 0, os.SEEK_SET)
+        msvcrt.locking(file, msvcrt.LK_UNLCK, 1)
 
 else:
     import fcntl
 
-    def acquire(lock: int, deadline_s: float) -> None:
-        """Lock a file's descriptor. Raises OSError when others still hold it at the deadline (`time.monotonic`)."""
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= deadline_s:
-                    raise TimeoutError(None, "another process holds its lock") from None
-                time.sleep(0.005)
-            else:
-                return
+    def _try(file: int) -> bool:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
-    def release(lock: int) -> None:
-        """Let others have the lock."""
-        fcntl.flock(lock, fcntl.LOCK_UN)
+    def unlock(file: int) -> None:
+        """Let others have it. Not left to closing it: a child forked meanwhile would go on holding it."""
+        fcntl.flock(file, fcntl.LOCK_UN)

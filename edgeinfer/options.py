@@ -13,6 +13,9 @@ from typing import Any
 from edgeinfer.errors import UsageError
 
 MAX_THREADS = 512
+MAX_DRAFT_TOKENS = 63
+"""With the token that is known, 64 rows of a request in a step."""
+DRAFTS = ("auto", "off", "lookup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,10 @@ class RuntimeOptions:
     mlock: bool = False
     prefix_cache: bool = True
     """Keep the KV state of prompts on disk, and use what is there."""
+    draft: str = "auto"
+    """Where drafts of the next tokens come from, which the model verifies several at a time; "off" for none."""
+    draft_max: int = MAX_DRAFT_TOKENS
+    """The most tokens of a draft."""
 
     def __post_init__(self) -> None:
         """Refuse with a UsageError what the library would answer by ending the process."""
@@ -91,6 +98,8 @@ class RuntimeOptions:
         _need_one_of(self, "flash_attn", FLASH_ATTN)
         _need_one_of(self, "cache_type_k", CACHE_TYPES)
         _need_one_of(self, "cache_type_v", CACHE_TYPES)
+        _need_one_of(self, "draft", DRAFTS)
+        _need(self, "draft_max", 1, MAX_DRAFT_TOKENS)
         if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
             raise UsageError("a quantized V cache needs flash attention", "drop flash_attn off or cache_type_v")
 
@@ -150,14 +159,14 @@ def parse_logit_bias(text: str) -> tuple[int, float]:
                 return int(token), float(sign + value)
             except ValueError:
                 break
-    raise UsageError(f"logit-bias {text!r} is not ID+BIAS or ID-BIAS", "for example 42-inf or 42+1.5")
+    raise UsageError(f"logit-bias {text[:40]!r} is not ID+BIAS or ID-BIAS", "for example 42-inf or 42+1.5")
 
 
 def _need(options: Any, name: str, least: float, most: float) -> None:
     """A number from `least` to `most`, never NaN or infinity."""
     value = getattr(options, name)
     if not (least <= value <= most and math.isfinite(value)):
-        span = f"from {least:g} to {most:g}" if math.isfinite(most) else f"of at least {least:g}"
+        span = f"from {least:.10g} to {most:.10g}" if math.isfinite(most) else f"of at least {least:g}"
         if not math.isfinite(least):
             span = "that is finite"
         raise UsageError(f"{name} is {value}", f"give a number {span}")

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from checkpoints import SPECIAL, write_checkpoint
 from fetch_model import fetch
 from golden_embeddings import unpack_checkpoint
+from hypothesis import HealthCheck, settings
 from make_checkpoint import cached_checkpoint
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The workers share the cores: a thread that waits for another must not keep one busy.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# How fast examples come says nothing on a loaded machine.
+settings.register_profile("edgeinfer", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("edgeinfer")
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +37,24 @@ def smollm2_checkpoint() -> Path:
 def minilm_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """all-MiniLM-L6-v2, a sentence encoder, as sentence-transformers has it."""
     return unpack_checkpoint(tmp_path_factory.mktemp("minilm"))
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer Llama of random weights with a chat template that refuses the role `odd`; 512 tokens of context."""
+    from edgeinfer.api.convert import plan_conversion, run_conversion
+    from edgeinfer.options import ConvertOptions
+
+    folder = tmp_path_factory.mktemp("tiny")
+    template = (
+        "{% for m in messages %}{% if m.role == 'odd' %}{{ raise_exception('odd role') }}{% endif %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    )
+    settings = {"bos_token": SPECIAL[0], "eos_token": SPECIAL[2], "chat_template": template}
+    options = ConvertOptions(type="F16", verify=False)
+    checkpoint = write_checkpoint(folder / "checkpoint", settings=settings)
+    run_conversion(plan_conversion(checkpoint, folder / "tiny.gguf", options), options)
+    return folder / "tiny.gguf"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from reprlib import repr  # what stands in a row can be long and deep
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ _OTHER_KEYS = ("id", "prompt", "messages", "max_tokens", "stop", "priority", "de
 class Row:
     """A line of input, ready to run, or what is wrong with it."""
 
-    id: Any
+    id: str | int
     end_nbytes: int
     """Where the line ends in the input."""
     tokens: Tokens = field(default_factory=lambda: np.empty(0, np.int32))
@@ -69,6 +70,7 @@ def load_for_batch(
         max_sequences=parallel or max(1, min(wanted, ctx_size // _MIN_TOKENS_PER_REQUEST)),
         latency_target_ms=math.inf,  # nobody watches: the most tokens per second
         max_request_tokens=options.ctx_size or one,
+        remember_shared_only=True,  # of many prompts, most never come again
         verbose=verbose,
     )
 
@@ -99,12 +101,11 @@ def batch(model: Model, lines: Iterable[bytes], *, skip: Callable[[Any], bool] =
 
 def document(entry: Entry[Row]) -> dict[str, Any]:
     """The output row of a finished entry, in the contract's order."""
-    if entry.reply is None:
+    if entry.usage is None:
         assert entry.error is not None
         return {"id": entry.row.id, "text": None, "finish_reason": None, "usage": None, **entry.error.as_json()}
-    usage = dataclasses.asdict(entry.reply.generation.usage)
-    reason = entry.reply.finish_reason
-    return {"id": entry.row.id, "text": entry.text, "finish_reason": reason, "usage": usage, "error": None}
+    usage = dataclasses.asdict(entry.usage)
+    return {"id": entry.row.id, "text": entry.text, "finish_reason": entry.finish_reason, "usage": usage, "error": None}
 
 
 def _fitted_ctx_size(header: Header, parallel: int, least: int) -> int:
@@ -122,16 +123,28 @@ def _rows(model: Model, lines: Iterable[bytes], skip: Callable[[Any], bool]) -> 
         end_nbytes += len(line)
         if not line.strip():
             continue
-        row_id: Any = number
+        row_id, values = _identified(line, number)
+        if skip(row_id):
+            continue
         try:
-            values = _parse(line)
-            row_id = values.get("id", number)
-            if skip(row_id):
-                continue
+            if isinstance(values, EdgeinferError):
+                raise values
             yield _row(model, row_id, end_nbytes, values)
         except EdgeinferError as error:
-            if not skip(row_id):
-                yield Row(row_id, end_nbytes, error=error)
+            yield Row(row_id, end_nbytes, error=error)
+
+
+def _identified(line: bytes, number: int) -> tuple[str | int, dict[str, Any] | EdgeinferError]:
+    """A row's id, and its values or what is wrong with them. What has no id has the number of its line."""
+    try:
+        values = _parse(line)
+    except EdgeinferError as error:
+        return number, error
+    row_id = values.get("id", number)
+    if isinstance(row_id, bool) or not isinstance(row_id, str | int):
+        hint = "give one, or none: then it is the line's number"
+        return number, UsageError("the id is neither a string nor a whole number", hint)
+    return row_id, values
 
 
 def _parse(line: bytes) -> dict[str, Any]:
@@ -146,26 +159,25 @@ def _parse(line: bytes) -> dict[str, Any]:
     return values
 
 
-def _row(model: Model, row_id: Any, end_nbytes: int, values: dict[str, Any]) -> Row:
+def _row(model: Model, row_id: str | int, end_nbytes: int, values: dict[str, Any]) -> Row:
     """Check a row and tokenize it. Raises an EdgeinferError for what is wrong with it."""
     unknown = [key for key in values if _ALIASES.get(key, key) not in _SAMPLING and key not in _OTHER_KEYS]
     if unknown:
-        raise UsageError(f"unknown key {unknown[0]!r}", f"known are {', '.join([*_OTHER_KEYS, *_SAMPLING])}")
-    if isinstance(row_id, bool) or not isinstance(row_id, str | int):
-        raise UsageError(
-            "the id is neither a string nor a whole number", "give one, or none: then it is the line's number"
-        )
-    stop = values.get("stop") or []
+        raise UsageError(f"unknown key {repr(unknown[0])}", f"known are {', '.join([*_OTHER_KEYS, *_SAMPLING])}")
+    stop = values.get("stop")
+    stop = [] if stop is None else stop
     stop = [stop] if isinstance(stop, str) else stop
     if not (isinstance(stop, list) and all(isinstance(s, str) for s in stop)):
         raise UsageError("stop is neither a string nor a list of strings", "give it as one of them")
     max_tokens = _number(values, "max_tokens", None, int)
     if max_tokens is not None and max_tokens < 1:
         raise UsageError(f"max_tokens is {max_tokens}", "ask for at least one token")
+    tokens = _tokens(model, values)
+    model.engine.check_prompt(len(tokens))  # here already: what does not fit is not to be kept
     return Row(
         id=row_id,
         end_nbytes=end_nbytes,
-        tokens=_tokens(model, values),
+        tokens=tokens,
         params=_params(model.sampling, values),
         max_tokens=max_tokens,
         stop=tuple(stop),
@@ -202,7 +214,7 @@ def _params(recommended: SamplingParams, values: dict[str, Any]) -> SamplingPara
             given[name] = tuple(map(parse_logit_bias, value))
         elif name == "ignore_eos":
             if not isinstance(value, bool):
-                raise UsageError(f"{key} is {value!r}", "give true or false")
+                raise UsageError(f"{key} is {repr(value)}", "give true or false")
             given[name] = value
         else:
             given[name] = _number(values, key, None, float if isinstance(_SAMPLING[name], float) else int)
@@ -214,7 +226,7 @@ def _number(values: dict[str, Any], key: str, default: Any, kind: type[int] | ty
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
-        raise UsageError(f"{key} is {value!r}", f"give {'a whole number' if kind is int else 'a number'}")
+        raise UsageError(f"{key} is {repr(value)}", f"give {'a whole number' if kind is int else 'a number'}")
     if abs(value) >= 2**53 or not math.isfinite(value):
-        raise UsageError(f"{key} is {value!r}", "give a number that can be meant")
+        raise UsageError(f"{key} is {repr(value)}", "give a number that can be meant")
     return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from edgeinfer.api.drafts import CostFile, draft_notes, open_drafting
 from edgeinfer.api.files import checked_header, resolve
 from edgeinfer.api.memory import check_context
 from edgeinfer.api.prefix_cache import open_prefix_cache
@@ -31,6 +32,7 @@ from edgeinfer.runtime.prompt import chat_tokens, no_template, raw_tokens
 from edgeinfer.runtime.session import ChatSession, OnOverflow, TurnSettings
 from edgeinfer.runtime.template import ChatTemplate, Message
 from edgeinfer.scheduling.policy import Limits
+from edgeinfer.speculation.cost import CostCurve
 from edgeinfer.types import Answer, Tokens, Vocabulary
 
 # A file's recommendations (general.sampling.*, src/llama-arch.cpp) by their name there and ours.
@@ -56,13 +58,15 @@ def load(
     max_sequences: int = 1,
     latency_target_ms: float | None = None,
     max_request_tokens: int | None = None,
+    remember_shared_only: bool = False,
     verbose: bool = False,
 ) -> Model:
     """Load a GGUF model, ready to run. Close it, or use it in a `with` statement.
 
     `max_sequences` is how many requests can run at a time, `max_request_tokens` how many tokens one of them may have of
     the context that they share, `latency_target_ms` how long a step may take while answers are being written (None: a
-    few times what it takes without prompts). Raises NotFoundError, UnusableInputError for a file that is damaged or not
+    few times what it takes without prompts). With `remember_shared_only` the prefix cache keeps of the prompts what two
+    of them begin with, and nothing else. Raises NotFoundError, UnusableInputError for a file that is damaged or not
     a language model, ResourceError when memory does not suffice.
     """
     started_s = time.perf_counter()
@@ -80,16 +84,19 @@ def load(
         kept = 0 if max_sequences == 1 or native.is_stateful else max_sequences
         backend = opened.enter_context(NativeBackend(native, options, max_sequences=max_sequences + kept))
         cache = open_prefix_cache(header, backend, options, library.build()) if options.prefix_cache else None
+        costs = CostFile.of(header, backend, options, library.build())
         engine = Engine(
             backend,
             NativeSamplerFactory(native.vocabulary),
             cache,
             limits=limits,
             max_request_tokens=max_request_tokens,
+            remember_shared_only=remember_shared_only,
+            drafting=open_drafting(options, backend, CostCurve(costs.read())),
         )
         vocabulary = vocabulary_over(native.vocabulary)
         load_ms = (time.perf_counter() - started_s) * 1e3
-        loaded = Model(header, native, vocabulary, backend, engine, cache, load_ms=load_ms)
+        loaded = Model(header, native, vocabulary, backend, engine, cache, costs, load_ms=load_ms)
         opened.pop_all()
     return loaded
 
@@ -107,6 +114,7 @@ class Model:
         backend: NativeBackend,
         engine: Engine,
         prefix_cache: DiskPrefixCache | None,
+        costs: CostFile,
         *,
         load_ms: float,
     ) -> None:
@@ -114,6 +122,7 @@ class Model:
         self.native = native
         self.backend = backend
         self.prefix_cache = prefix_cache
+        self._costs = costs
         self.load_ms = load_ms
         self.vocabulary = vocabulary
         self.engine = engine
@@ -206,8 +215,15 @@ class Model:
 
     def finish_writing(self, wait_s: float = CLOSE_WAIT_S) -> None:
         """Wait until the prefix cache is written, for a process that is about to end, and no longer than `wait_s`."""
+        self._costs.write(self.engine.drafting.curve)
         if self.prefix_cache is not None:
             self.prefix_cache.close(wait_s)
+
+    def notes(self) -> Iterator[str]:
+        """What `-v` tells when the answers are there: problems, and what drafts brought."""
+        if self.prefix_cache is not None and self.prefix_cache.problem:
+            yield self.prefix_cache.problem
+        yield from draft_notes(self.engine.drafting, self.backend.capabilities)
 
     def close(self) -> None:
         """Free everything."""

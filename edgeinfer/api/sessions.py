@@ -12,7 +12,6 @@ import json
 import os
 import re
 import secrets
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from edgeinfer.errors import EdgeinferError, NotFoundError, ResourceError, UnusableInputError, UsageError
-from edgeinfer.file_lock import acquire
+from edgeinfer.file_lock import lock
 from edgeinfer.home import home
 from edgeinfer.runtime.conversation import Said
 from edgeinfer.runtime.session import SessionState
@@ -63,6 +62,9 @@ class SessionFile:
             _take(self._lock, name)
             self.saved = _read(self.path)
             """What the file has; None where there is none yet."""
+        except OSError as error:  # a file system without locks
+            self.close()
+            raise self._unwritable(error) from None
         except BaseException:
             self.close()
             raise
@@ -117,13 +119,11 @@ def _path(name: str) -> Path:
     return home() / "sessions" / f"{name}.json"
 
 
-def _take(lock: int, name: str) -> None:
-    try:
-        acquire(lock, time.monotonic())
-    except OSError:
+def _take(file: int, name: str) -> None:
+    if not lock(file, wait_s=0):
         raise ResourceError(
             f"session {name} is in use by another process", "wait until that ends, or give another --session"
-        ) from None
+        )
 
 
 def _read(path: Path) -> SavedSession | None:

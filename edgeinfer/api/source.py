@@ -7,8 +7,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgeinfer.convert.checkpoint import SOURCE_HINT
 from edgeinfer.convert.file_types import file_type
-from edgeinfer.errors import ResourceError
+from edgeinfer.errors import NotFoundError, ResourceError, UsageError
 from edgeinfer.options import ConvertOptions
 from edgeinfer.registry import hub
 from edgeinfer.registry.hub_id import parse_id
@@ -25,12 +26,16 @@ class Located:
 def locate(source: str | Path, output: Path | None, options: ConvertOptions) -> Located:
     """Find a source, and fetch it when it is on the Hub and not in the local cache.
 
-    A path that exists always wins. Raises the errors of `hub.look_up`, and ResourceError when the disk has no room for
-    the download or for what it will be converted to.
+    A path that exists always wins. Raises the errors of `hub.look_up`, UsageError for an empty name, NotFoundError for
+    an address, and ResourceError when the disk has no room for the download or for what it will be converted to.
     """
+    if source == "":  # `Path` would take it for the current directory
+        raise UsageError("the name of the source is empty", SOURCE_HINT)
     path = Path(source)
     hub_id = None if os.path.lexists(path) else parse_id(str(source))
     if hub_id is None:
+        if "://" in str(source):
+            raise NotFoundError(f"{source}: not a path", "of a checkpoint on the Hugging Face Hub, give ORG/NAME")
         return Located(path)
     folder = hub.cached(hub_id)
     if folder is None:

@@ -28,7 +28,7 @@ from edgeinfer.types import Request, Tokens
 TAIL_TOKENS = 16
 """Of every prompt of the prefix suite, after the common beginning."""
 _GREEDY = SamplingParams(temperature=0)
-_ABOUT = {
+ABOUT = {
     name: FIELDS[name]
     for name in (
         "build_commit",
@@ -58,7 +58,7 @@ _FIGURES = {
 
 BATCH = Schema(
     "batch",
-    _ABOUT | _FIGURES,
+    ABOUT | _FIGURES,
     (
         *model_columns(),
         Column("prompt", 6, lambda row: str(row["pp"])),
@@ -72,7 +72,7 @@ BATCH = Schema(
 )
 PREFIX = Schema(
     "prefix",
-    _ABOUT
+    ABOUT
     | {"n_prefix": "INTEGER", "n_tail": "INTEGER", "state": "TEXT"}
     | _FIGURES
     | {"cached_tokens": "INTEGER", "ttft_p50_ms": "REAL", "answer_speed": "REAL"},
@@ -109,7 +109,7 @@ class Suite:
 def run_batch(models: Sequence[str | Path], suite: Suite, options: RuntimeOptions) -> Iterator[Row]:
     """Measure, and give each row as soon as it is known. Raises what `load` raises."""
     for path, pp, tg, width, threads in _cases(models, suite):
-        settings = replace(options, threads=threads, ctx_size=width * (pp + tg), prefix_cache=False)
+        settings = replace(options, threads=threads, ctx_size=width * (pp + tg), prefix_cache=False, draft="off")
         with load(path, settings, max_sequences=width, latency_target_ms=math.inf) as model:
             _warm_up(model)
             prompts = [_random(model, pp, seed=i) for i in range(width)]
@@ -124,7 +124,7 @@ def run_prefix(models: Sequence[str | Path], suite: Suite, options: RuntimeOptio
         pp = n_prefix + TAIL_TOKENS
         for states in (("none",), ("cold", "warm")):  # in a context each
             ctx_size = width * (pp + tg) if states == ("none",) else n_prefix + 2 * width * (TAIL_TOKENS + tg)
-            settings = replace(options, threads=threads, ctx_size=ctx_size, prefix_cache=False)
+            settings = replace(options, threads=threads, ctx_size=ctx_size, prefix_cache=False, draft="off")
             with load(path, settings, max_sequences=width, latency_target_ms=math.inf) as model:
                 _warm_up(model)
                 about = machine_and_model(path, model) | {"n_threads": model.backend.threads}

@@ -149,14 +149,18 @@ class Markdown:
 
     def __init__(self, schema: Schema = THROUGHPUT) -> None:
         self._columns = schema.columns
+        self._has_head = False
 
     def begin(self) -> Iterator[str]:
-        """The head."""
-        yield self._line([column.head for column in self._columns])
-        yield self._line(["-" * c.width if c.is_text else "-" * (c.width - 1) + ":" for c in self._columns])
+        """Nothing: what fails at once has no table."""
+        yield from ()
 
     def row(self, row: Row) -> Iterator[str]:
-        """A line."""
+        """A line, the first one under the head."""
+        if not self._has_head:
+            self._has_head = True
+            yield self._line([column.head for column in self._columns])
+            yield self._line(["-" * c.width if c.is_text else "-" * (c.width - 1) + ":" for c in self._columns])
         yield self._line([column.cell(row) for column in self._columns])
 
     def end(self, error: EdgeinferError | None) -> Iterator[str]:

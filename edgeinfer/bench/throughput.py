@@ -39,6 +39,8 @@ class Suite:
             raise UsageError(f"{self.repetitions} repetitions", "measure at least once")
         if min((*self.n_prompt, *self.n_gen, *self.n_depth), default=0) < 0:
             raise UsageError("a negative number of tokens", "give numbers from 0 on; 0 leaves a test out")
+        if not any((*self.n_prompt, *self.n_gen)):
+            raise UsageError("neither prompts nor answers to measure", "give -p or -n a number above 0")
 
     def tests(self) -> Iterator[Trial]:
         """In llama-bench's order; lengths of 0 are left out."""

@@ -115,7 +115,7 @@ def read_block(path: Path, parent: bytes, fingerprint: bytes) -> Block | None:
 
     Raises FileNotFoundError, and other OSErrors when it cannot be read.
     """
-    with _open(path) as file:
+    with open_file(path, READING) as file:
         head, payload_nbytes = _read_head(file)
         if head is None:
             return None
@@ -134,7 +134,7 @@ def read_block(path: Path, parent: bytes, fingerprint: bytes) -> Block | None:
 
 def read_tokens(path: Path) -> Tokens | None:
     """The tokens that a file says it holds, unverified; None for what is no block. Raises OSError."""
-    with _open(path) as file:
+    with open_file(path, READING) as file:
         head, _ = _read_head(file)
     return None if head is None else _tokens_of(head)
 
@@ -146,10 +146,22 @@ def agreement(a: Tokens, b: Tokens) -> int:
     return int(differs.argmax()) if differs.any() else most
 
 
-def _open(path: Path) -> BinaryIO:
-    """Open for reading, never a link, and without waiting for whoever would write to a pipe."""
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    return open(os.open(path, flags), "rb", buffering=0)
+_NEVER_LINKS_OR_WAITS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+READING = os.O_RDONLY | _NEVER_LINKS_OR_WAITS
+WRITING = os.O_WRONLY | os.O_CREAT | _NEVER_LINKS_OR_WAITS
+
+
+def open_file(path: Path, flags: int) -> BinaryIO:
+    """Open with READING (unbuffered) or WRITING: never what a link names, never waiting for a pipe's other end.
+
+    A new file is its owner's only. Raises OSError.
+    """
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        return open(descriptor, "wb") if flags & os.O_WRONLY else open(descriptor, "rb", buffering=0)
+    except OSError:  # a directory: `open` does not close it
+        os.close(descriptor)
+        raise
 
 
 def _read_head(file: BinaryIO) -> tuple[bytes | None, int]:

@@ -14,20 +14,20 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeinfer.cache.block import SUFFIX
-from edgeinfer.file_lock import acquire, release
+from edgeinfer import file_lock
+from edgeinfer.cache.block import READING, SUFFIX, WRITING, open_file
 
 MAX_BUDGET_NBYTES = 4 << 30
 PARTIAL_SUFFIX = ".part"
 LOCK_WAIT_S = 30.0
 _ROOM_AFTER_EVICTION = 1 / 16  # of the budget: not every block that comes shall cost a scan
 _TOTAL_DIGITS = 20
+_MAX_MODEL_NBYTES = 1 << 16
 _FOLDER_NAME = re.compile(r"[0-9a-f]{32}")
 
 
@@ -79,11 +79,12 @@ class CacheFolder:
         """Keep other processes from writing and deleting. Raises TimeoutError, and OSError where it cannot be."""
         lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            acquire(lock, time.monotonic() + LOCK_WAIT_S)
+            if not file_lock.lock(lock, LOCK_WAIT_S):
+                raise TimeoutError(None, "another process holds its lock")
             try:
                 yield
             finally:
-                release(lock)  # not left to `close`: a child forked meanwhile would go on holding it
+                file_lock.unlock(lock)
         finally:
             os.close(lock)
 
@@ -98,6 +99,8 @@ class CacheFolder:
         total = self._read_total()
         if total is None or total + nbytes > budget:
             total = self._evict(nbytes, budget)
+        if total + nbytes > budget:
+            return False
         self._write_total(total + nbytes)
         return True
 
@@ -114,7 +117,8 @@ class CacheFolder:
             nbytes = sum(entry.nbytes for entry in self._entries())
             for folder in self._model_folders():
                 shutil.rmtree(folder)
-            self._write_total(0)
+            total = self.root / "total"  # whatever stands there now; without it the blocks are counted
+            shutil.rmtree(total) if total.is_dir() and not total.is_symlink() else total.unlink(missing_ok=True)
         return nbytes
 
     def _evict(self, nbytes: int, budget: int) -> int:
@@ -123,7 +127,8 @@ class CacheFolder:
         Whatever is half written was left by somebody who died: nobody else holds the lock.
         """
         for part in self.root.glob(f"*/*/*{PARTIAL_SUFFIX}"):
-            part.unlink(missing_ok=True)
+            with suppress(OSError):
+                part.unlink()
         entries = sorted(self._entries(), key=lambda entry: entry.used_ns)
         total = sum(entry.nbytes for entry in entries)
         if total + nbytes <= budget:
@@ -132,8 +137,9 @@ class CacheFolder:
         for entry in entries:
             if total <= target:
                 break
-            entry.path.unlink(missing_ok=True)
-            total -= entry.nbytes
+            with suppress(OSError):  # what cannot be deleted still counts
+                entry.path.unlink(missing_ok=True)
+                total -= entry.nbytes
         return total
 
     def _entries(self) -> Iterator[_Entry]:
@@ -146,15 +152,14 @@ class CacheFolder:
 
     def _read_total(self) -> int | None:
         try:
-            total = int((self.root / "total").read_bytes()[:_TOTAL_DIGITS])
+            total = int(_beginning(self.root / "total", _TOTAL_DIGITS))
         except (OSError, ValueError):
             return None
         return total if total >= 0 else None
 
     def _write_total(self, total: int) -> None:
         # Of constant length and in place: who dies here leaves the old sum or the new one.
-        (self.root / "total").touch(mode=0o600)
-        with open(self.root / "total", "r+b", buffering=0) as file:
+        with open_file(self.root / "total", WRITING) as file:
             file.write(b"%0*d" % (_TOTAL_DIGITS, total))
 
 
@@ -164,7 +169,7 @@ def _entries(folder: Path) -> Iterator[_Entry]:
             continue
         for file in _scan(Path(shard.path)):
             with suppress(OSError):  # deleted meanwhile
-                if file.name.endswith(SUFFIX):
+                if file.name.endswith(SUFFIX) and not file.is_dir(follow_symlinks=False):
                     status = file.stat(follow_symlinks=False)
                     yield _Entry(Path(file.path), status.st_size, status.st_mtime_ns)
 
@@ -177,10 +182,16 @@ def _scan(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
+def _beginning(path: Path, nbytes: int) -> bytes:
+    """The first bytes of a file that anything may have happened to. Raises OSError."""
+    with open_file(path, READING) as file:
+        return file.read(nbytes) or b""
+
+
 def _usage(folder: Path) -> ModelUsage:
     entries = list(_entries(folder))
     try:
-        model = (folder / "model").read_text("utf-8", "replace").strip()
+        model = _beginning(folder / "model", _MAX_MODEL_NBYTES).decode("utf-8", "replace").strip()
     except OSError:
         model = ""
     used_ns = max((entry.used_ns for entry in entries), default=0)

@@ -79,8 +79,7 @@ class DiskPrefixCache:
                 used.append(self._store.path(place.name))
                 continue
             payload = backend.save_range(seq, place.p0, place.p1)
-            if payload is None:
-                self._can_save = False
+            if payload is None:  # memory that gives no ranges, or a window has left this one behind
                 break
             self._unwritten.add(place.key)
             if not self._writer.submit(Block(place, payload, now_ns)):

@@ -20,6 +20,8 @@ class Match:
 
     length: int
     seq_id: int | None
+    in_use: int = 0
+    """So many of them are held by a sequence in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,10 @@ class RadixTree:
                     best, best_length = child, length
                 if length == child.end:
                     branches.append(child)
-        return Match(best_length, next(iter(best.sequences)) if best else None)
+        if best is None:
+            return Match(0, None)
+        in_use = next((min(node.end, best_length) for node in self._up(best) if node.references), 0)
+        return Match(best_length, next(iter(best.sequences)), in_use)
 
     def match_idle(self, tokens: Sequence[int], limit: int) -> Match:
         """The longest sequence, not in use, that is as a whole a beginning of `tokens[:limit]`."""

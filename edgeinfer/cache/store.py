@@ -14,10 +14,12 @@ from edgeinfer.cache.block import (
     BLOCK_TOKENS,
     MIN_TOKENS,
     SUFFIX,
+    WRITING,
     Block,
     Place,
     agreement,
     chain,
+    open_file,
     read_block,
     read_tokens,
     root_key,
@@ -118,7 +120,7 @@ class BlockStore:
         self._make_folder(path.parent)
         part = path.with_name(path.name + PARTIAL_SUFFIX)
         try:
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            with open_file(part, WRITING | os.O_TRUNC) as file:
                 write_block(file, block)
                 file.flush()
                 os.fsync(file.fileno())
@@ -134,9 +136,8 @@ class BlockStore:
             return
         self._root.mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-        about = os.open(self._root / "model", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(about, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(self._model + "\n")
+        with open_file(self._root / "model", WRITING | os.O_TRUNC) as file:
+            file.write(f"{self._model}\n".encode("utf-8", "backslashreplace"))
 
     def _delete_beginnings(self, path: Path, place: Place) -> None:
         """Blocks that are no more than a beginning of this one can only be less useful."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+import traceback
 from typing import Annotated, NoReturn
 
 import typer
@@ -12,7 +13,8 @@ import typer.exceptions
 from edgeinfer import __version__
 from edgeinfer.cli import batch, bench, cache, console, convert, eval, imatrix, inspect, run, tokenize
 from edgeinfer.cli.interrupt import Terminated, prepare_signals
-from edgeinfer.errors import EdgeinferError, InterruptedByUser, ResourceError, UsageError, last_words
+from edgeinfer.cli.usage import Command, usage_error
+from edgeinfer.errors import EdgeinferError, InterruptedByUser, ResourceError, last_words
 
 app = typer.Typer(
     name="edgeinfer",
@@ -21,16 +23,19 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# One line per command, in the order of the help.
-app.command("convert")(convert.command)
-app.command("run")(run.command)
-app.command("batch")(batch.command)
-app.command("bench")(bench.command)
-app.command("eval")(eval.command)
-app.command("imatrix")(imatrix.command)
-app.command("tokenize")(tokenize.command)
-app.command("inspect")(inspect.command)
-app.add_typer(cache.app, name="cache")
+# In the order of the help, each with what it says there in a line.
+for _name, _command, _about in (
+    ("convert", convert.command, "Make one quantized GGUF file of a checkpoint."),
+    ("run", run.command, "Answer a prompt, or chat on a terminal."),
+    ("batch", batch.command, "Answer every line of a JSONL file, many at a time."),
+    ("bench", bench.command, "Measure prompt processing and generation."),
+    ("eval", eval.command, "Measure how well a model predicts a text."),
+    ("imatrix", imatrix.command, "Find out which weights matter, for convert."),
+    ("tokenize", tokenize.command, "Print the tokens of a text."),
+    ("inspect", inspect.command, "Show what is in a model file, and its memory."),
+):
+    app.command(_name, cls=Command, short_help=_about)(_command)
+app.add_typer(cache.app, name="cache", short_help="Show or clear the prefix cache.")
 
 
 def _show_version(wanted: bool) -> None:
@@ -58,16 +63,17 @@ def main() -> NoReturn:
     as_json = "--json" in options
     last_words.append(lambda error: console.fail_at_once(error, as_json=as_json))
     try:
-        code = app(args=[a for a in options if a != "--debug"] + rest, standalone_mode=False)
+        arguments = [a for a in options if a != "--debug"] + rest
+        code = app(args=arguments, prog_name="edgeinfer", standalone_mode=False)
         if code == InterruptedByUser.exit_code:
             raise KeyboardInterrupt  # the command library made a result of it
         raise SystemExit(code or 0)
     except EdgeinferError as error:
         if debug:
-            raise
+            console.note(traceback.format_exc().rstrip())
         console.fail(error, as_json=as_json)
     except typer.exceptions.TyperException as error:
-        console.fail(UsageError(error.format_message(), "see --help"), as_json=as_json)
+        console.fail(usage_error(error), as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
         console.fail_at_once(InterruptedByUser("interrupted"), as_json=as_json)
     except Terminated as error:
@@ -82,7 +88,7 @@ def main() -> NoReturn:
                 ResourceError("an output cannot be written (no space left)", "free some space"), as_json=as_json
             )
         if debug:
-            raise
+            console.note(traceback.format_exc().rstrip())
         bug = EdgeinferError(f"{type(error).__name__}: {error}", "this is a bug in edgeinfer; --debug shows where")
         console.fail(bug, as_json=as_json)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +12,15 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from edgeinfer.cli import console
+from edgeinfer.cli import console, progress
 from edgeinfer.cli.ending import leave
 from edgeinfer.cli.interrupt import ending_at_once, on_interrupt
-from edgeinfer.cli.progress import Meter
 from edgeinfer.cli.runtime_options import (
     DEFAULTS,
     CacheTypeK,
     CacheTypeV,
+    Draft,
+    DraftMax,
     FlashAttn,
     Mlock,
     NoMmap,
@@ -38,14 +40,20 @@ def command(
         str, typer.Option("-o", "--output", metavar="OUT.jsonl", help="Where the answers go; - is stdout.")
     ] = _STANDARD_STREAM,
     parallel: Annotated[
-        int | None, typer.Option("--parallel", help="Requests at a time [default: what suits model and memory].")
+        int | None,
+        typer.Option("--parallel", metavar="N", help="Requests at a time [default: what suits model and memory]."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with OUT.jsonl: leave out the ids that are in it.")
     ] = False,
     ctx_size: Annotated[
         int | None,
-        typer.Option("-c", "--ctx-size", help="Tokens that all requests share [default: what suits model and memory]."),
+        typer.Option(
+            "-c",
+            "--ctx-size",
+            metavar="N",
+            help="Tokens that all requests share [default: what suits model and memory].",
+        ),
     ] = DEFAULTS.ctx_size,
     threads: Threads = DEFAULTS.threads,
     flash_attn: FlashAttn = DEFAULTS.flash_attn,
@@ -54,6 +62,8 @@ def command(
     no_mmap: NoMmap = False,
     no_prefix_cache: NoPrefixCache = False,
     mlock: Mlock = DEFAULTS.mlock,
+    draft: Draft = DEFAULTS.draft,
+    draft_max: DraftMax = DEFAULTS.draft_max,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
 ) -> None:
     """Answer every line of a JSONL file, many at a time, in the order of the lines.
@@ -69,25 +79,35 @@ def command(
         cache_type_v=cache_type_v,
         mmap=not no_mmap,
         prefix_cache=not no_prefix_cache,
+        draft=draft,
+        draft_max=draft_max,
         mlock=mlock,
     )
     if resume and output == _STANDARD_STREAM:
         raise UsageError("--resume needs the file to go on with", "give it with -o")
-    if _STANDARD_STREAM not in (rows, output) and os.path.exists(output) and os.path.samefile(rows, output):
-        raise UsageError(f"{output} would be read and written at once", "give another output")
     with contextlib.ExitStack() as stack:
         from edgeinfer.api.batch import MAX_LINE_NBYTES, batch, document, load_for_batch
         from edgeinfer.api.jsonl import read_lines
 
-        file, total_nbytes = _input(rows, stack)
+        file = _input(rows)
+        _check_apart(file, output)
         write, skip, n_skipped = _output(output, stack, resume=resume)
         if n_skipped:
-            console.note(f"{output}: {n_skipped} rows are there already")
+            console.note(f"{output}: {progress.rows(n_skipped)} there already")
         with ending_at_once():
             loaded = load_for_batch(model, options, parallel=parallel, verbose=verbose)
         work = batch(loaded, read_lines(file, MAX_LINE_NBYTES), skip=skip)
-        meter = Meter(total_nbytes, work)
-        work.on_step = meter.show
+        meter = progress.Meter(os.fstat(file.fileno()).st_size or None, work)
+        # On a terminal, rows and a line that changes would mix.
+        shows = output != _STANDARD_STREAM or not sys.stdout.isatty()
+
+        def on_step() -> None:
+            if shows:
+                meter.show()
+            if output == _STANDARD_STREAM:
+                console.leave_without_reader()
+
+        work.on_step = on_step
         with on_interrupt(lambda _: work.stop()):
             for entry in work:
                 write(document(entry))
@@ -99,14 +119,21 @@ def command(
     leave(loaded, InterruptedByUser.exit_code if work.stopped else 0, verbose=verbose)
 
 
-def _input(rows: str, stack: contextlib.ExitStack) -> tuple[BinaryIO, int | None]:
-    """The file to read and how long it is, if that can be known."""
+def _input(rows: str) -> BinaryIO:
+    """The file to read. Never closed: a thread may be waiting in it, which closing would wait for."""
     if rows == _STANDARD_STREAM:
-        return sys.stdin.buffer, None
+        return open(sys.stdin.fileno(), "rb", closefd=False)
     from edgeinfer.api.jsonl import open_lines
 
-    file = stack.enter_context(open_lines(Path(rows)))
-    return file, os.fstat(file.fileno()).st_size or None
+    return open_lines(Path(rows))
+
+
+def _check_apart(file: BinaryIO, output: str) -> None:
+    """Refuse one file as input and output: it would have no end."""
+    with contextlib.suppress(OSError):  # an output that is not there
+        target = os.fstat(sys.stdout.fileno()) if output == _STANDARD_STREAM else os.stat(output)
+        if stat.S_ISREG(target.st_mode) and os.path.samestat(target, os.fstat(file.fileno())):
+            raise UsageError("the input would be read and written at once", "give another output")
 
 
 def _output(
@@ -118,4 +145,4 @@ def _output(
     from edgeinfer.api.jsonl import Output
 
     file = stack.enter_context(Output(Path(output), resume=resume))
-    return file.write, file.has, file.n_rows
+    return file.write, file.take, file.n_rows

@@ -12,12 +12,21 @@ import typer
 
 from edgeinfer.cli import console
 from edgeinfer.cli.interrupt import interrupted_by, on_interrupt
-from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap
+from edgeinfer.cli.runtime_options import (
+    DEFAULTS,
+    CacheTypeK,
+    CacheTypeV,
+    Draft,
+    DraftMax,
+    FlashAttn,
+    Mlock,
+    NoMmap,
+)
 from edgeinfer.errors import EdgeinferError, InterruptedByUser, UsageError, last_words
 from edgeinfer.options import RuntimeOptions
 
 _FORMATS = ("md", "json", "jsonl", "csv", "sql")
-_SUITES = ("throughput", "batch", "prefix")
+_SUITES = ("throughput", "batch", "prefix", "speculation")
 # What a suite measures unless told otherwise: prompt lengths, answer lengths.
 _LENGTHS = {"throughput": ("512", "128"), "batch": ("128", "32"), "prefix": ("512", "32")}
 _WIDTHS = {"batch": "1,2,4,8,16,32", "prefix": "32"}
@@ -29,36 +38,55 @@ def _default(index: int) -> str:
 
 def command(
     models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help=".gguf files, or directories with one.")],
-    suite: Annotated[str, typer.Option("--suite", help=", ".join(_SUITES))] = "throughput",
+    suite: Annotated[
+        str, typer.Option("--suite", metavar="NAME", help="What to measure: " + ", ".join(_SUITES) + ".")
+    ] = "throughput",
     n_prompt: Annotated[
-        str, typer.Option("-p", "--n-prompt", help=f"Prompt lengths, comma-separated [default: {_default(0)}].")
+        str, typer.Option("-p", "--n-prompt", metavar="N,…", help=f"Prompt lengths [default: {_default(0)}].")
     ] = "",
-    n_gen: Annotated[str, typer.Option("-n", "--n-gen", help=f"Generation lengths [default: {_default(1)}].")] = "",
-    n_depth: Annotated[str, typer.Option("-d", "--n-depth", help="Tokens that are there before, untimed.")] = "0",
+    n_gen: Annotated[
+        str, typer.Option("-n", "--n-gen", metavar="N,…", help=f"Generation lengths [default: {_default(1)}].")
+    ] = "",
+    n_depth: Annotated[
+        str, typer.Option("-d", "--n-depth", metavar="N,…", help="Tokens that are there before, untimed.")
+    ] = "0",
     repetitions: Annotated[
-        int, typer.Option("-r", "--repetitions", help="How often each test of throughput is repeated.")
+        int,
+        typer.Option(
+            "-r", "--repetitions", metavar="N", help="How often each test of throughput and speculation is repeated."
+        ),
     ] = 5,
     parallel: Annotated[
-        str, typer.Option("-npl", "--parallel", help="Requests at a time, for batch (1 to 32) and prefix (32).")
+        str,
+        typer.Option(
+            "-npl", "--parallel", metavar="N,…", help="Requests at a time [default: batch 1 to 32; prefix 32]."
+        ),
     ] = "",
-    output: Annotated[str, typer.Option("-o", "--output", help=", ".join(_FORMATS))] = "md",
-    threads: Annotated[str, typer.Option("-t", "--threads", help="Thread counts [default: physical cores].")] = "",
+    output: Annotated[
+        str, typer.Option("-o", "--output", metavar="FORMAT", help="How to print it: " + ", ".join(_FORMATS) + ".")
+    ] = "md",
+    threads: Annotated[
+        str, typer.Option("-t", "--threads", metavar="N,…", help="Thread counts [default: physical cores].")
+    ] = "",
     batch_size: Annotated[
-        int, typer.Option("-b", "--batch-size", help="Tokens per pass at most.")
+        int, typer.Option("-b", "--batch-size", metavar="N", help="Tokens per pass at most.")
     ] = DEFAULTS.batch_size,
     ubatch_size: Annotated[
-        int, typer.Option("-ub", "--ubatch-size", help="Tokens computed at once.")
+        int, typer.Option("-ub", "--ubatch-size", metavar="N", help="Tokens computed at once.")
     ] = DEFAULTS.ubatch_size,
     flash_attn: FlashAttn = DEFAULTS.flash_attn,
     cache_type_k: CacheTypeK = DEFAULTS.cache_type_k,
     cache_type_v: CacheTypeV = DEFAULTS.cache_type_v,
     no_mmap: NoMmap = False,
     mlock: Mlock = DEFAULTS.mlock,
+    draft: Draft = DEFAULTS.draft,
+    draft_max: DraftMax = DEFAULTS.draft_max,
 ) -> None:
     """Measure prompt processing and generation: llama-bench's tests, method and field names.
 
     The suites batch (llama-batched-bench's names) and prefix (requests with a common beginning of -p tokens: nothing in
-    common, computed first, there already) run many requests at a time.
+    common, computed first, there already) run many requests at a time. The suite speculation answers what people ask,
+    with drafts and without in turn; -n shortens its answers.
     """
     if output not in _FORMATS:
         raise UsageError(f"-o is {output!r}", f"one of {', '.join(_FORMATS)}")
@@ -73,21 +101,29 @@ def command(
             cache_type_v=cache_type_v,
             mmap=not no_mmap,
             mlock=mlock,
+            draft=draft,
+            draft_max=draft_max,
         )
-        prompts = _numbers("-p", n_prompt or _LENGTHS[suite][0])
-        answers = _numbers("-n", n_gen or _LENGTHS[suite][1])
         thread_counts = _numbers("-t", threads) if threads else (None,)
+        usual = _LENGTHS.get(suite, ("", ""))
+        prompts, answers = n_prompt or usual[0], n_gen or usual[1]
         rows: Iterator[dict[str, Any]]
-        if suite == "throughput":
+        if suite == "speculation":
+            from edgeinfer.bench import speculation
+
+            most = min(_numbers("-n", n_gen)) if n_gen else None
+            rows = speculation.run(models, speculation.Suite(thread_counts, repetitions, most), options)
+        elif suite == "throughput":
             from edgeinfer.bench import throughput
 
-            tests = throughput.Suite(prompts, answers, _numbers("-d", n_depth), thread_counts, repetitions)
-            rows = throughput.run(models, tests, options)
+            lengths = _numbers("-p", prompts), _numbers("-n", answers), _numbers("-d", n_depth)
+            rows = throughput.run(models, throughput.Suite(*lengths, thread_counts, repetitions), options)
         else:
             from edgeinfer.bench import batching
 
-            widths = batching.Suite(prompts, answers, _numbers("--parallel", parallel or _WIDTHS[suite]), thread_counts)
-            rows = {"batch": batching.run_batch, "prefix": batching.run_prefix}[suite](models, widths, options)
+            widths = _numbers("--parallel", parallel or _WIDTHS[suite])
+            tests = batching.Suite(_numbers("-p", prompts), _numbers("-n", answers), widths, thread_counts)
+            rows = {"batch": batching.run_batch, "prefix": batching.run_prefix}[suite](models, tests, options)
         for row in rows:
             print_row(row)
 
@@ -98,7 +134,11 @@ def _printer(output: str, suite: str) -> Iterator[Callable[[dict[str, Any]], Non
     from edgeinfer.bench.report import FORMATS, THROUGHPUT
 
     schema = THROUGHPUT
-    if suite != "throughput":
+    if suite == "speculation":
+        from edgeinfer.bench.speculation import SPECULATION
+
+        schema = SPECULATION
+    elif suite != "throughput":
         from edgeinfer.bench import batching
 
         schema = {"batch": batching.BATCH, "prefix": batching.PREFIX}[suite]

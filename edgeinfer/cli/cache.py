@@ -10,7 +10,7 @@ import typer
 
 from edgeinfer.cli import console, table
 
-app = typer.Typer(help="Show or clear the prefix cache: KV state of prompts on disk.", no_args_is_help=True)
+app = typer.Typer(help="Show or clear the prefix cache: KV state of prompts on disk.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
@@ -24,12 +24,11 @@ def info(as_json: AsJson = False) -> None:
     if as_json:
         console.result_json(asdict(found))
         return
-    console.result(f"{table.one_line(found.path)}")
+    console.result(table.printable(found.path))
     console.result(f"{table.size(found.bytes)} of {table.size(found.budget_bytes)} in {found.blocks} blocks")
     if found.models:
         rows = [
-            (_when(m.last_used_s), str(m.blocks), table.size(m.bytes), table.one_line(m.model, indent=48))
-            for m in found.models
+            (_when(m.last_used_s), str(m.blocks), table.size(m.bytes), table.printable(m.model)) for m in found.models
         ]
         console.result("\n" + table.render(("last used", "blocks", "size", "model"), rows, "<>><"))
 

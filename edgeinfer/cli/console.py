@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import select
 import sys
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -67,11 +68,25 @@ def write(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        # Python flushes stdout again at exit and would complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         if isinstance(error, BrokenPipeError):
             raise SystemExit(141) from None
         raise ResourceError(f"standard output cannot be written ({error.strerror})", "free some space") from None
+
+
+def leave_without_reader() -> None:
+    """Leave quietly when nobody reads stdout any more. Only a write would tell otherwise, and one can be far off."""
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        if poll.poll(0):
+            _drop_stdout()
+            raise SystemExit(141)
+
+
+def _drop_stdout() -> None:
+    """Python flushes stdout again at exit and would complain again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def note(text: str) -> None:

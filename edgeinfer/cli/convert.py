@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeinfer.cli import console, table
+from edgeinfer.cli import console, progress, table
+from edgeinfer.cli.runtime_options import Threads
 from edgeinfer.errors import UsageError
 from edgeinfer.options import ConvertOptions
 
@@ -30,7 +28,7 @@ def command(
         typer.Argument(metavar="SOURCE", help="Hugging Face checkpoint (directory or ORG/NAME[@REVISION]), or .gguf."),
     ],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="OUT", help="[default: NAME-TYPE.gguf here]")
+        Path | None, typer.Option("-o", "--output", metavar="OUT", help="File to write [default: NAME-TYPE.gguf here].")
     ] = None,
     type_: Annotated[
         str, typer.Option("-t", "--type", metavar="TYPE", help="File type as llama.cpp names them: Q4_K_M, Q8_0, …")
@@ -49,14 +47,15 @@ def command(
         Path | None, typer.Option("--imatrix", metavar="FILE", help="Importance matrix of this model: GGUF or .dat.")
     ] = None,
     calibrate: Annotated[
-        Path | None, typer.Option("--calibrate", metavar="TEXT", help="Compute an importance matrix from TEXT first.")
+        Path | None, typer.Option("--calibrate", metavar="FILE", help="Compute an importance matrix from a text file.")
     ] = None,
     pure: Annotated[bool, typer.Option("--pure", help="Give every tensor TYPE; no mixture.")] = _DEFAULTS.pure,
     no_fallback: Annotated[
         bool, typer.Option("--no-fallback", help="Refuse instead of choosing another type for rows that don't divide.")
     ] = False,
     pre: Annotated[
-        str | None, typer.Option("--pre", metavar="NAME", help="llama.cpp's pre-tokenizer [default: found out].")
+        str | None,
+        typer.Option("--pre", metavar="NAME", help="llama.cpp's name of the pre-tokenizer [default: found out]."),
     ] = _DEFAULTS.pre,
     allow_requantize: Annotated[
         bool, typer.Option("--allow-requantize", help="Quantize a GGUF source's quantized tensors again.")
@@ -64,9 +63,7 @@ def command(
     split_max_size: Annotated[
         str | None, typer.Option("--split-max-size", metavar="SIZE", help="Write shards of up to SIZE: 500M, 2G.")
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Threads [default: physical cores].")
-    ] = _DEFAULTS.threads,
+    threads: Threads = _DEFAULTS.threads,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = _DEFAULTS.overwrite,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Don't reopen and check the result.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and read no weights.")] = False,
@@ -105,8 +102,8 @@ def command(
         )
     if calibrate is not None:
         console.note(f"computing an importance matrix from {calibrate} with a temporary Q8_0 file")
-    with _progress_bar() as progress:
-        converted = run_conversion(planned, options, progress)
+    with progress.weights() as advance:
+        converted = run_conversion(planned, options, advance)
     if as_json:
         console.result_json(dataclasses.asdict(converted))
     else:
@@ -129,20 +126,6 @@ def _nbytes(text: str) -> int:
     return int(match[1]) * {"M": 10**6, "G": 10**9}[match[2]]
 
 
-@contextmanager
-def _progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """Bytes of weights on stderr, on a terminal only."""
-    from tqdm import tqdm
-
-    with tqdm(unit="B", unit_scale=True, file=sys.stderr, disable=not sys.stderr.isatty(), leave=False) as bar:
-
-        def advance(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done)
-
-        yield advance
-
-
 def _summarize(converted: Converted, plan: ConvertPlan) -> None:
     size = f"{table.size(converted.bytes)} as {converted.type}, {converted.bits_per_weight:.2f} bits per weight"
     state = "verified" if converted.verified else "not verified"
@@ -158,7 +141,7 @@ def _fallback_text(plan: ConvertPlan) -> str:
     counts = {pair: pairs.count(pair) for pair in sorted(set(pairs))}
     kinds = ", ".join(f"{count} {got} instead of {wanted}" for (wanted, got), count in counts.items())
     return (
-        f"{len(pairs)} of {len(plan.tensors)} tensors have rows that don't divide into the type's blocks: {kinds}; "
+        f"rows of {len(pairs)} of {len(plan.tensors)} tensors don't divide into the type's blocks: {kinds}; "
         f"{plan.bits_per_weight:.2f} bits per weight instead of {plan.bits_per_weight_without_fallbacks:.2f}"
     )
 

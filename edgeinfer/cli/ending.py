@@ -18,6 +18,7 @@ def leave(model: Model, code: int, *, verbose: bool) -> NoReturn:
         model.finish_writing(wait_s=_HURRIED_WAIT_S)
     else:
         model.finish_writing()
-    if verbose and model.prefix_cache is not None and model.prefix_cache.problem:
-        console.note(f"note: {model.prefix_cache.problem}")
+    if verbose:
+        for line in model.notes():
+            console.note(f"note: {line}")
     console.leave(code)

@@ -19,16 +19,20 @@ if TYPE_CHECKING:
 
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file, or a directory with one.")],
-    file: Annotated[Path, typer.Option("-f", "--file", metavar="TEXT", help="The text to predict.")],
+    file: Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="Text file to predict.")],
     reference: Annotated[
-        str | None, typer.Option("--reference", metavar="REF.gguf", help="What to compare with, as a rule unquantized.")
+        str | None,
+        typer.Option("--reference", metavar="REF.gguf", help="The model to compare with, as a rule unquantized."),
     ] = None,
-    ctx_size: Annotated[int, typer.Option("-c", "--ctx", "--ctx-size", min=8, help="Tokens of a passage.")] = 512,
+    ctx_size: Annotated[
+        int, typer.Option("-c", "--ctx", "--ctx-size", metavar="N", min=8, help="Tokens of a passage.")
+    ] = 512,
     chunks: Annotated[
-        int | None, typer.Option("--chunks", min=1, help="Use only so many passages [default: all].")
+        int | None, typer.Option("--chunks", metavar="N", min=1, help="Use only so many passages [default: all].")
     ] = None,
     max_kld: Annotated[
-        float | None, typer.Option("--max-kld", help="Fail (exit code 7) if the mean KL divergence is above this.")
+        float | None,
+        typer.Option("--max-kld", metavar="X", help="Fail (exit code 7) if the mean KL divergence is above this."),
     ] = None,
     threads: Threads = DEFAULTS.threads,
     flash_attn: FlashAttn = DEFAULTS.flash_attn,

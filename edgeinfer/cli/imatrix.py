@@ -9,17 +9,18 @@ from typing import Annotated
 import typer
 
 from edgeinfer.cli import console, progress
+from edgeinfer.cli.runtime_options import Threads
 
 
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file, or a directory with one.")],
-    file: Annotated[Path, typer.Option("-f", "--file", metavar="TEXT", help="The text to run the model over.")],
+    file: Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="Text file to run the model over.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT", help="The GGUF file to write.")],
     chunks: Annotated[
-        int | None, typer.Option("--chunks", min=1, help="Use only so many passages [default: all].")
+        int | None, typer.Option("--chunks", metavar="N", min=1, help="Use only so many passages [default: all].")
     ] = None,
-    ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", help="Tokens of a passage.")] = 512,
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads [default: physical cores].")] = None,
+    ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", metavar="N", help="Tokens of a passage.")] = 512,
+    threads: Threads = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:

@@ -38,7 +38,7 @@ def command(
 
 def _summary(found: Description) -> str:
     lines = [
-        table.one_line(found.path),
+        table.printable(found.path),
         table.one_line(f"  architecture   {found.architecture}" + (f" ({found.name})" if found.name else "")),
         f"  file           {table.size(found.file_nbytes)}, GGUF version {found.version}",
         f"  weights        {table.size(found.tensor_nbytes)} in {sum(t.tensors for t in found.types)} tensors",

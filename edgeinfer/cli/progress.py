@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @contextmanager
 def passages() -> Iterator[Callable[[int, int], None]]:
     """A bar, on a terminal only, that is told how many passages of a text are done, and their total."""
-    from tqdm import tqdm
-
-    with tqdm(unit="chunk", file=sys.stderr, disable=not sys.stderr.isatty(), leave=False) as bar:
+    with _bar("{n_fmt}/{total_fmt}, {remaining} left") as bar:
 
         def advance(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
         yield advance
+
+
+@contextmanager
+def weights() -> Iterator[Callable[[int, int], None]]:
+    """A bar, on a terminal only, that is told the bytes of weights just done, and their total."""
+    with _bar("{rate_fmt}, {remaining} left", unit="B", unit_scale=True) as bar:
+
+        def advance(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done)
+
+        yield advance
+
+
+def _bar(after: str, **options: Any) -> Any:
+    from tqdm import tqdm
+
+    bar_format = "{percentage:3.0f} % |{bar}| " + after
+    is_terminal = sys.stderr.isatty()
+    # Nothing in the first moment, when neither the total nor the speed is known.
+    return tqdm(file=sys.stderr, disable=not is_terminal, leave=False, delay=0.3, bar_format=bar_format, **options)
 
 
 class Counts(Protocol):
@@ -72,7 +92,7 @@ class Meter:
         tokens = self._counts.completion_tokens
         failed = f" ({self._failed} failed)" if self._failed else ""
         rate = tokens / max(now_s - self._started_s, 1e-9)
-        return f"{self._rows} rows{failed}, {tokens} tokens, {rate:.1f} tokens/s"
+        return f"{rows(self._rows)}{failed}, {tokens} tokens, {rate:.1f} tokens/s"
 
     def _left_s(self, now_s: float) -> float | None:
         if self._total_nbytes is None or self._first is None:
@@ -85,13 +105,27 @@ class Meter:
 
     def _write(self, text: str, *, last: bool) -> None:
         with suppress(OSError):
-            end = "\n" if last or not self._is_terminal else ""
-            sys.stderr.write(("\r" + text.ljust(_WIDTH) if self._is_terminal else text) + end)
+            if self._is_terminal:
+                # The last line may be longer than the terminal is wide; one that is to be overwritten may not.
+                text = "\r" + (text if last else text[: _width()]).ljust(_width())
+            sys.stderr.write(text + ("\n" if last or not self._is_terminal else ""))
             sys.stderr.flush()
 
 
 _TERMINAL_S, _LOG_S = 0.5, 10.0  # between two lines
-_WIDTH = 78
+
+
+def _width() -> int:
+    """Of a line that does not wrap."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns - 1
+    except (OSError, ValueError):
+        return 78
+
+
+def rows(count: int) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{count} row" + ("" if count == 1 else "s")
 
 
 def _duration(seconds: float) -> str:

@@ -17,6 +17,8 @@ from edgeinfer.cli.runtime_options import (
     DEFAULTS,
     CacheTypeK,
     CacheTypeV,
+    Draft,
+    DraftMax,
     FlashAttn,
     Mlock,
     NoMmap,
@@ -38,7 +40,10 @@ _SAMPLING = SamplingParams()
 def _sampling(flag: str, text: str, field: str) -> Any:
     """A sampling option; None means that it was not given, and the model's own recommendation counts."""
     return typer.Option(
-        flag, help=f"{text} [default: the model's, then {getattr(_SAMPLING, field)}]", show_default=False
+        flag,
+        metavar="N",
+        help=f"{text} [default: the model's, then {getattr(_SAMPLING, field)}]",
+        show_default=False,
     )
 
 
@@ -47,16 +52,19 @@ def command(
     prompt: Annotated[
         str | None, typer.Argument(metavar="[PROMPT]", help="What to say. Piped input follows it after a blank line.")
     ] = None,
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="Read the prompt from a file.")] = None,
-    system: Annotated[str | None, typer.Option("-s", "--system", help="System prompt.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("-f", "--file", metavar="FILE", help="Read the prompt from a file.")
+    ] = None,
+    system: Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="System prompt.")] = None,
     system_file: Annotated[
-        Path | None, typer.Option("--system-file", help="Read the system prompt from a file.")
+        Path | None, typer.Option("--system-file", metavar="FILE", help="Read the system prompt from a file.")
     ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it stands, without the chat template.")
     ] = False,
     max_tokens: Annotated[
-        int | None, typer.Option("-n", "--max-tokens", help="Most tokens of the answer [default: until it ends].")
+        int | None,
+        typer.Option("-n", "--max-tokens", metavar="N", help="Most tokens of the answer [default: until it ends]."),
     ] = None,
     temp: Annotated[float | None, _sampling("--temp", "Temperature; 0 is greedy.", "temperature")] = None,
     top_k: Annotated[int | None, _sampling("--top-k", "Keep the k likeliest tokens; 0 keeps all.", "top_k")] = None,
@@ -87,8 +95,12 @@ def command(
         float | None, _sampling("--xtc-threshold", "What counts as likely for XTC.", "xtc_threshold")
     ] = None,
     mirostat: Annotated[int | None, _sampling("--mirostat", "Mirostat version 1 or 2; 0 is off.", "mirostat")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Random seed [default: a fresh one, reported].")] = None,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="End at this text (repeatable).")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Random seed [default: a fresh one, reported].")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End at this text (repeatable).")
+    ] = None,
     logit_bias: Annotated[
         list[str] | None, typer.Option("--logit-bias", metavar="ID(+|-)BIAS", help="Favour a token (repeatable).")
     ] = None,
@@ -96,7 +108,9 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the text.")] = False,
     ctx_size: Annotated[
         int | None,
-        typer.Option("-c", "--ctx-size", help=f"Context in tokens [default: the model's, up to {DEFAULT_CTX_SIZE}]."),
+        typer.Option(
+            "-c", "--ctx-size", metavar="N", help=f"Context in tokens [default: the model's, up to {DEFAULT_CTX_SIZE}]."
+        ),
     ] = DEFAULTS.ctx_size,
     threads: Threads = DEFAULTS.threads,
     flash_attn: FlashAttn = DEFAULTS.flash_attn,
@@ -114,6 +128,8 @@ def command(
     session: Annotated[
         str | None, typer.Option("--session", metavar="NAME", help="Go on with a conversation, and keep it.")
     ] = None,
+    draft: Draft = DEFAULTS.draft,
+    draft_max: DraftMax = DEFAULTS.draft_max,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
 ) -> None:
     """Answer a prompt, or chat when there is none and this is a terminal."""
@@ -126,6 +142,8 @@ def command(
         mmap=not no_mmap,
         mlock=mlock,
         prefix_cache=not no_prefix_cache,
+        draft=draft,
+        draft_max=draft_max,
     )
     given: dict[str, Any] = {
         "temperature": temp,
@@ -148,7 +166,7 @@ def command(
     flags = {name: value for name, value in given.items() if value is not None}
     SamplingParams(**flags)  # a wrong value is said before the model is loaded
     if max_tokens is not None and max_tokens < 1:
-        raise UsageError(f"-n is {max_tokens}", "ask for at least one token")
+        raise UsageError(f"-n is {max_tokens}", "give at least 1; without -n the answer goes on until it ends")
     if raw and (system or system_file):
         raise UsageError("--raw has no place for a system prompt", "drop one of them")
     if raw and session:

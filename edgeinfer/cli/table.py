@@ -29,9 +29,14 @@ def size(nbytes: int) -> str:
     return f"{nbytes} B" if unit == "B" else f"{amount:.2f} {unit}" if amount < 10 else f"{amount:.1f} {unit}"
 
 
+def printable(text: str) -> str:
+    """`text` without control characters (a model file is not trusted), whole: a path is there to be copied."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
 def one_line(text: str, indent: int = 0) -> str:
-    """`text` without control characters (a model file is not trusted), cut to the terminal's width."""
-    text = "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+    """`printable`, cut to the terminal's width."""
+    text = printable(text)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH_OF_A_PIPE
     room = max(width - indent, 8)
     return text if len(text) <= room else text[: room - 1] + "…"

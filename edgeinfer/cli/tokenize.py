@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file, or a directory with one.")],
-    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="[default: standard input]")] = None,
+    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The text [default: standard input].")] = None,
     pieces: Annotated[bool, typer.Option("--pieces", help="One token a line, with its text.")] = False,
     count: Annotated[bool, typer.Option("--count", help="Print only how many tokens there are.")] = False,
     no_special: Annotated[

@@ -21,6 +21,7 @@ from edgeinfer.errors import NotFoundError, UnusableInputError, listed
 from edgeinfer.ggml_types import GGMLType
 
 INDEX_NAME = "model.safetensors.index.json"
+SOURCE_HINT = "give a checkpoint's directory, ORG/NAME on the Hugging Face Hub, or a .gguf file"
 MAX_HEADER_NBYTES = 100_000_000  # the limit of the safetensors library
 DTYPE_NBYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
@@ -80,9 +81,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         reason = error.strerror if isinstance(error, OSError) else str(error)
         kind = UnusableInputError if isinstance(error, PermissionError) else NotFoundError
-        raise kind(f"{path}: {reason}", "give the directory of a Hugging Face checkpoint") from None
+        raise kind(f"{path}: {reason}", SOURCE_HINT) from None
     if not is_directory:
-        raise UnusableInputError(f"{path}: not a directory", "give the directory of a Hugging Face checkpoint")
+        raise UnusableInputError(f"{path}: not a directory", SOURCE_HINT)
     if not os.path.lexists(path / "config.json"):
         raise UnusableInputError(f"{path}: not a Hugging Face checkpoint (no config.json)", "is the download complete?")
     config = Config(path / "config.json", read_object(path / "config.json"))

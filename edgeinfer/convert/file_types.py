@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from edgeinfer.errors import UsageError
 from edgeinfer.ggml_types import GGMLType
@@ -70,7 +71,9 @@ def file_type(name: str) -> FileType:
     upper = name.upper()
     found = FILE_TYPES.get(ALIASES.get(upper, upper))
     if found is None:
-        raise UsageError(f"unknown type {name!r}", f"one of {', '.join(FILE_TYPES)}")
+        similar = get_close_matches(upper, FILE_TYPES, n=1)
+        guess = f"did you mean {similar[0]}? " if similar else ""
+        raise UsageError(f"unknown type {name!r}", f"{guess}one of {', '.join(FILE_TYPES)}")
     return found
 
 

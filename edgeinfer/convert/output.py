@@ -32,6 +32,8 @@ def check_outputs(outputs: Sequence[Path], nbytes: int, inputs: Collection[Path]
         for output in outputs:
             _check_name(output, inputs, overwrite=overwrite)
         folder = outputs[0].parent
+        if not folder.exists():
+            raise ResourceError(f"{folder}: no such directory to write to", "make it, or choose another -o")
         if not folder.is_dir() or not os.access(folder, os.W_OK):
             raise ResourceError(f"{folder}: not a directory that can be written to", "choose another -o")
         free = shutil.disk_usage(folder).free

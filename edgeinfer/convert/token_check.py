@@ -87,8 +87,9 @@ def _tried(metadata: dict[str, Any], tokenizer: LoadedTokenizer, open_vocabulary
     except OSError as error:
         raise ResourceError(f"{tempfile.gettempdir()}: cannot be written ({error.strerror})", "set TMPDIR") from None
     except UnusableInputError as error:
+        reason = error.message.removeprefix(f"{path}: ").rpartition("error loading model vocabulary: ")[2]
         raise UnusableInputError(
-            f"the C library does not take the tokenizer: {error.message.removeprefix(f'{path}: ')}", error.hint
+            f"llama.cpp does not take the tokenizer: {reason}", "with --pre, give another name; or another checkpoint"
         ) from None
 
 

@@ -184,8 +184,9 @@ def read_header(path: str | Path) -> Header:
     reader = _Reader(path, _map(path))
     if reader.size < 24 or reader.buffer[:4] != MAGIC:
         raise UnusableInputError(
-            f"{path}: not a GGUF file (it begins with {bytes(reader.buffer[:4])!r})",
-            "give a .gguf file, or convert a checkpoint directory with `edgeinfer convert`",
+            f"{path}: not a GGUF file"
+            + (f" (it begins with {bytes(reader.buffer[:4])!r})" if reader.size else " (it is empty)"),
+            "give a .gguf file; of a checkpoint, give the directory to `edgeinfer convert`",
         )
     reader.pos = 4
     version = reader.u32("the version")

@@ -25,6 +25,10 @@ _TOKEN_TABLE = "ffn_gate_tid2eid"  # the one tensor whose integers are no weight
 
 def check_limits(header: Header) -> None:
     """Raise UnusableInputError when the C library would end the process over these hyper-parameters."""
+    if header.metadata.text("general.type") == "imatrix":
+        raise UnusableInputError(
+            f"{header.path}: an importance matrix, not a model", "give it to `edgeinfer convert --imatrix`"
+        )
     if not header.architecture:
         _fail(header, "general.architecture is missing: this is not a model")
     blocks = header.hyperparameter("block_count")

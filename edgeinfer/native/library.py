@@ -21,7 +21,7 @@ from typing import Any
 from edgeinfer.errors import ResourceError, UnusableInputError, last_words
 from edgeinfer.native.devices import cores_are_shared
 
-_ERROR, _CONTINUATION = 4, 5  # enum ggml_log_level
+_INFO, _ERROR, _CONTINUATION = 2, 4, 5  # enum ggml_log_level; 1 is for who debugs the library: a line per tensor
 _MAX_ERRORS = 16
 
 
@@ -63,14 +63,14 @@ _pending_level = 0
 
 
 def _log(level: int, text: bytes, _: Any) -> None:
-    """Collect the lines that the library logs piece by piece; keep errors, show everything when verbose."""
+    """Collect the lines that the library logs piece by piece; keep errors, show them from _INFO on when verbose."""
     global _pending, _pending_level
     if level != _CONTINUATION:
         _pending, _pending_level = "", level
     _pending += text.decode("utf-8", "replace")
     if not _pending.endswith("\n"):
         return
-    if _verbose:
+    if _verbose and _pending_level >= _INFO:
         sys.stderr.write(_pending)
     if _pending_level == _ERROR and len(_errors) < _MAX_ERRORS:
         _errors.append(_pending.strip())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import secrets
 import weakref
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -53,8 +54,12 @@ class NativeSamplerFactory:
                     f"--logit-bias names token {token}",
                     f"the vocabulary has tokens 0 to {self._vocabulary.n_tokens - 1}",
                 )
-        banned = self._vocabulary.all_end_tokens() if params.ignore_eos else []
+        banned = self._end_tokens if params.ignore_eos else []
         return [*params.logit_bias, *((token, -np.inf) for token in [*banned, *self._suppressed])]
+
+    @cached_property
+    def _end_tokens(self) -> list[int]:
+        return self._vocabulary.all_end_tokens()
 
     def _links(self, params: SamplingParams, seed: int, biases: list[tuple[int, float]]) -> list[Any]:
         """The chain's links in llama.cpp's order, without those that would do nothing."""

@@ -82,6 +82,7 @@ class Reply:
         if rest := self._text.finish():
             yield rest
         self._engine.cancel(generation.request.id)
+        del generation.tokens[self._seen :]  # what the same step brought beyond a stop string
         self.finish_reason = "stop" if self._text.stopped else generation.finish_reason
 
     def cancel(self) -> None:

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 from edgeinfer.errors import EdgeinferError
 from edgeinfer.runtime.answer import Reply
 from edgeinfer.runtime.engine import Engine
+from edgeinfer.types import FinishReason, Usage
 
 T = TypeVar("T")
 
@@ -25,22 +26,35 @@ _END = object()
 
 @dataclass(slots=True, eq=False)
 class Entry(Generic[T]):
-    """One request on its way: either its reply or what was wrong with it."""
+    """One request: being answered (`reply`), answered (`finish_reason`, `usage`), or wrong (`error`).
+
+    Of an answer that waits for an earlier one only the text is kept.
+    """
 
     row: T
     reply: Reply | None = None
     error: EdgeinferError | None = None
     pieces: list[str] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
 
     @property
     def is_done(self) -> bool:
         """Whether there is nothing more to come."""
-        return self.reply is None or self.reply.finish_reason is not None
+        return self.reply is None
 
     @property
     def text(self) -> str:
         """The answer so far."""
         return "".join(self.pieces)
+
+    def read(self) -> None:
+        """Take what the reply has; with its last piece the reply itself is no longer needed."""
+        assert self.reply is not None
+        self.pieces.extend(self.reply.read())
+        if self.reply.finish_reason is not None:
+            self.finish_reason, self.usage = self.reply.finish_reason, self.reply.generation.usage
+            self.reply = None
 
 
 class ReadAhead(Generic[T]):
@@ -93,7 +107,7 @@ class Batch(Generic[T]):
         self.completion_tokens = 0
         """Tokens of all answers so far."""
         self.on_step: Callable[[], None] = lambda: None
-        """Called after every step."""
+        """Called after every step, and ten times a second while there is nothing to do."""
 
     def stop(self) -> None:
         """End soon: entries that are finished still come, the others do not."""
@@ -107,10 +121,13 @@ class Batch(Generic[T]):
                 self._fill()
                 while self._entries and self._entries[0].is_done:
                     yield self._entries.popleft()
+                if self.stopped:
+                    return
                 if self._engine.has_work:
                     self._step()
                 elif self._rows.ended and not self._entries:
                     return
+                self.on_step()
         finally:
             for entry in self._working.values():
                 assert entry.reply is not None
@@ -134,9 +151,8 @@ class Batch(Generic[T]):
         for event in self._engine.step():
             self.completion_tokens += len(event.tokens)
             entry = self._working.get(event.request_id)
-            if entry is None or entry.reply is None or self.stopped:
+            if entry is None or self.stopped:
                 continue
-            entry.pieces.extend(entry.reply.read())
+            entry.read()
             if entry.is_done:
                 del self._working[event.request_id]
-        self.on_step()

@@ -4,26 +4,29 @@ Knows tokens and nothing of text. Works on any `types.Backend`; every answer is 
 or with others, at once or in between, cold or over tokens that somebody computed before.
 
 The scheduler decides whose tokens run, the residency keeps what the KV cache holds; here it is done. A request's row of
-a step may hold more tokens than one: what is known is committed, and whatever else the cache then holds of the sequence
-is cut off by `Residency.cut`.
+a step may hold a draft behind what is known of its text: logits are computed along it, the tokens that turn out right
+are committed, and whatever else the cache then holds of the sequence is cut off by `Residency.cut`.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
-from edgeinfer.cache.radix import common_length
+from edgeinfer.cache.block import BLOCK_TOKENS
+from edgeinfer.cache.radix import Match, common_length
 from edgeinfer.errors import ContextOverflowError, UsageError
-from edgeinfer.runtime.request import Generation
+from edgeinfer.runtime.drafting import Drafting, Room
+from edgeinfer.runtime.request import Generation, Share
 from edgeinfer.runtime.residency import Residency
 from edgeinfer.runtime.swap import Swap
-from edgeinfer.scheduling.policy import MIN_SHARED_TOKENS, Limits, Pace
+from edgeinfer.scheduling.policy import DEFAULT_STEPS, MIN_SHARED_TOKENS, Limits, Pace
 from edgeinfer.scheduling.scheduler import Cached, Scheduler
+from edgeinfer.speculation.accept import accepted
+from edgeinfer.speculation.draft import Proposal
 from edgeinfer.types import (
     Backend,
     FinishReason,
@@ -31,7 +34,6 @@ from edgeinfer.types import (
     PrefixCache,
     Refusal,
     Request,
-    Row,
     SamplerFactory,
     TokenEvent,
 )
@@ -49,16 +51,22 @@ class Engine:
         *,
         limits: Limits | None = None,
         max_request_tokens: int | None = None,
+        remember_shared_only: bool = False,
+        drafting: Drafting | None = None,
     ) -> None:
+        """Over `backend`. With `remember_shared_only` the prefix cache gets what two requests begin with, no more."""
         self._backend = backend
         self._make_sampler = make_sampler
         self._clock = clock
         self._max_tokens = min(backend.n_ctx, max_request_tokens or backend.n_ctx)
         self._residency = Residency(backend, prefix_cache)
+        self.drafting = drafting if drafting and backend.capabilities.can_trim else Drafting((), backend.n_vocab, clock)
         self.pace = Pace()
         self._swap = Swap(self._residency, self.pace, clock)
         self._scheduler: Scheduler[Generation] = Scheduler(_clamp(limits, backend), self.pace)
-        self._new_answers: list[Generation] = []
+        self._remember_shared_only = remember_shared_only
+        self._grown: list[Generation] = []
+        """Whose prompts have been computed further since the prefix cache saw them."""
         self._interrupted = False
         self._interrupt_lock = threading.Lock()
 
@@ -75,19 +83,12 @@ class Engine:
     def submit(self, request: Request) -> Generation:
         """Queue a request; its events carry its `id`, the result keeps what it costs.
 
-        Raises ContextOverflowError when prompt and one token do not fit, UsageError when there is nothing to do,
-        OverloadError when too many requests wait.
+        Raises what `check_prompt` raises, UsageError when there is nothing to do, OverloadError when too many wait.
         """
         n_prompt = len(request.tokens)
-        if n_prompt == 0:
-            raise UsageError("the prompt is empty", "give at least one token")
+        self.check_prompt(n_prompt)
         if request.max_tokens < 1:
             raise UsageError(f"max_tokens is {request.max_tokens}", "ask for at least one token")
-        if n_prompt >= self._max_tokens:
-            raise ContextOverflowError(
-                f"the prompt has {n_prompt} tokens, the context holds {self._max_tokens}",
-                f"raise the context size (-c {n_prompt + 256} or more) or shorten the prompt",
-            )
         sampler = self._make_sampler(request.params)
         tokens: list[int] = request.tokens.tolist()
         for token in tokens:
@@ -108,6 +109,16 @@ class Engine:
         self._scheduler.enqueue(generation)
         return generation
 
+    def check_prompt(self, n_tokens: int) -> None:
+        """Raise UsageError for a prompt of no tokens, ContextOverflowError when it and one token more do not fit."""
+        if n_tokens == 0:
+            raise UsageError("the prompt is empty", "give at least one token")
+        if n_tokens >= self._max_tokens:
+            raise ContextOverflowError(
+                f"the prompt has {n_tokens} tokens, the context holds {self._max_tokens}",
+                f"raise the context size (-c {n_tokens + 256} or more) or shorten the prompt",
+            )
+
     def cancel(self, request_id: int) -> None:
         """Forget a request; what it computed stays for others to reuse. Unknown ids are ignored."""
         for generation in [*self._scheduler.running, *self._scheduler.waiting]:
@@ -124,73 +135,138 @@ class Engine:
         """One forward pass over whatever is due; returns what it brought, possibly nothing."""
         if self._interrupted:
             return self._finish_all_interrupted()
-        while self._new_answers:  # now that their first tokens have been shown
-            self._remember(self._new_answers.pop())
+        while self._grown:  # not before what the pass brought was shown
+            self._remember(self._grown.pop())
         started_s = self._clock()
         if self._scheduler.waiting:
             self._admit(started_s)
-        planned = self._plan(started_s)
-        if not planned:
-            return []
-        rows = [_row(generation, length) for generation, length in planned]
-        n_tokens = sum(length for _, length in planned)
+        shares = self._plan(started_s)
+        if not shares:
+            return self._end_without_room() if self._scheduler.running else []
+        n_tokens = sum(len(share.row.tokens) for share in shares)
         self._residency.reserve(n_tokens)
-        result = self._backend.forward(rows)
+        planned_s = self._clock()
+        result = self._backend.forward([share.row for share in shares])
         if result is Refusal.ABORTED:
-            for generation, _ in planned:
+            for generation in [share.generation for share in shares]:
                 assert generation.seq_id is not None
                 generation.n_computed = self._residency.cut(generation.seq_id, generation.n_computed)
             return self._finish_all_interrupted()
         if isinstance(result, Refusal):
             return self._shrink(n_tokens)
-        n_decoding = sum(length == 1 for _, length in planned)
-        self.pace.observe_step(n_decoding, n_tokens - n_decoding, self._clock() - started_s)
-        return self._commit(planned, result)
+        computed_s = self._clock()
+        events = self._commit(shares, result)
+        n_new = sum(len(event.tokens) for event in events)
+        self._observe(shares, n_new, computed_s - started_s, computed_s - planned_s)
+        return events
 
-    def _plan(self, now_s: float) -> list[tuple[Generation, int]]:
+    def _plan(self, now_s: float) -> list[Share]:
         """Whose tokens run now. Where the running requests have no room to grow, the least important one gives way."""
         scheduler = self._scheduler
         while scheduler.lacks_room(self._residency.n_free):
             self._preempt(scheduler.victim(now_s))
-        return scheduler.rows(now_s, self._residency.n_free)
+        drafts = self._drafts(scheduler.decoding)
+        n_drafted = sum(len(draft.tokens) for draft in drafts.values())
+        rows = scheduler.rows(now_s, self._residency.n_free, n_drafted)
+        return [Share.of(generation, length, drafts.get(generation)) for generation, length in rows]
 
-    def _commit(self, planned: list[tuple[Generation, int]], logits: Logits) -> list[TokenEvent]:
-        """Note what is resident now, and choose a token wherever the known ones are all computed."""
+    def _drafts(self, decoding: list[Generation]) -> dict[Generation, Proposal]:
+        """What the step verifies besides: of answers that have begun, as far as their limits and the cache go.
+
+        Where steps have a target, a prompt has what its time leaves, and no draft takes that away.
+        """
+        n_running, target_ms = len(self._scheduler.running), self.limits.latency_target_ms
+        if len(decoding) < n_running and target_ms != math.inf:
+            return {}
+        most_tokens = {}
+        for generation in decoding:
+            left = min(generation.max_tokens - generation.n_answered, self._max_tokens + 1 - len(generation.tokens))
+            if generation.n_answered and left > 1:
+                most_tokens[generation] = left - 1  # a step brings one token more than it accepts
+        if not most_tokens:
+            return {}
+        n_rows = len(decoding)
+        n_free = min(self.limits.max_step_tokens, self._residency.n_free) - n_rows
+        if n_running == 1:
+            most_s = math.inf  # nobody else waits for the step to end
+        else:
+            most_s = self.drafting.curve.seconds(n_rows) * DEFAULT_STEPS if target_ms is None else target_ms / 1e3
+        return self.drafting.propose(most_tokens, Room(n_rows, n_free, most_s))
+
+    def _observe(self, shares: list[Share], n_new: int, step_s: float, forward_s: float) -> None:
+        """Learn from how long a step took, and its forward pass, and how many tokens it brought."""
+        n_decoding = sum(share.length == 1 for share in shares)
+        n_prompt = sum(share.length for share in shares if share.length > 1)
+        n_drafted = sum(len(share.drafted) for share in shares)
+        if n_prompt:
+            self.pace.observe_step(n_decoding, n_prompt + n_drafted, step_s)
+            return
+        curve = self.drafting.curve
+        self.pace.observe_step(n_decoding, 0, step_s * curve.cost(n_decoding) / curve.cost(n_decoding + n_drafted))
+        self.drafting.observe_step(n_decoding, n_decoding + n_drafted, n_new, forward_s)
+
+    def _commit(self, shares: list[Share], logits: Logits) -> list[TokenEvent]:
+        """Note what is resident now, and choose tokens wherever the known ones are all computed."""
         events = []
-        index = 0
-        for generation, length in planned:
-            start = generation.n_computed
-            assert generation.seq_id is not None
-            self._residency.computed(generation.seq_id, generation.tokens[start : start + length])
-            generation.n_computed = start + length
-            if generation.remaining == 0:
-                events.append(self._sample(generation, logits, index))
-                index += 1
+        start = 0
+        for share in shares:
+            end = start + share.row.n_logits
+            if end > start:
+                events.append(self._write(share, logits[start:end]))
+            else:
+                self._computed(share.generation, share.generation.n_computed + share.length)
+            start = end
         return events
 
-    def _sample(self, generation: Generation, logits: Logits, index: int) -> TokenEvent:
+    def _write(self, share: Share, logits: Logits) -> TokenEvent:
+        """The tokens that a request gains: what is right of its draft, and one more."""
+        generation, sampler = share.generation, share.generation.sampler
         if generation.prefilled_s is None:
             generation.prefilled_s = self._clock()
-        request = generation.request
-        token = generation.sampler.sample(logits[index])
+        n_known = len(generation.tokens)
+        reason: FinishReason | None = None
+        try:
+            for token in accepted(share.drafted, lambda row: sampler.sample(logits[row])):
+                sampler.accept(token)
+                generation.tokens.append(token)
+                if reason := self._ending(generation, token):
+                    break
+        finally:  # also where the sampler raises, the cache must be what is known of it
+            n_computed = max(n_known, len(generation.tokens) - 1)
+            self._computed(generation, n_computed, n_rejected=n_known + len(share.drafted) - n_computed)
         if generation.first_token_s is None:
             generation.first_token_s = self._clock()
-            self._new_answers.append(generation)
-        generation.sampler.accept(token)
-        generation.tokens.append(token)
-        reason: FinishReason | None = None
-        if token in request.end_tokens:
-            reason = "stop"
-        elif generation.n_answered >= request.max_tokens or len(generation.tokens) > self._max_tokens:
-            reason = "length"
+        new = generation.tokens[n_known:]
+        self.drafting.learn(generation, share.draft, new)
         if reason:
             self._finish(generation, reason)
-        return TokenEvent(request.id, (token,), finish_reason=reason)
+        return TokenEvent(generation.request.id, tuple(new), from_draft=len(new) - 1, finish_reason=reason)
+
+    def _computed(self, generation: Generation, n_computed: int, n_rejected: int = 0) -> None:
+        """The cache holds so many of a request's tokens now, and behind them a rejected end of a draft."""
+        assert generation.seq_id is not None
+        self._residency.computed(generation.seq_id, generation.tokens[generation.n_computed : n_computed])
+        if generation.n_computed < generation.prompt_tokens:
+            self._grown.append(generation)
+        generation.n_computed = n_computed
+        if n_rejected:
+            generation.n_computed = self._residency.cut(generation.seq_id, n_computed)
+            if generation.n_computed < n_computed:  # a window had left the cells behind that are needed now
+                self.drafting.stop()
+
+    def _ending(self, generation: Generation, token: int) -> FinishReason | None:
+        """Whether the answer ends with this token, its last."""
+        if token in generation.request.end_tokens:
+            return "stop"
+        if generation.n_answered >= generation.max_tokens or len(generation.tokens) > self._max_tokens:
+            return "length"
+        return None
 
     def _finish(self, generation: Generation, reason: FinishReason) -> None:
         generation.finish_reason = reason
         generation.finished_s = self._clock()
         self._swap.drop(generation)
+        self.drafting.forget(generation)
         self._scheduler.forget(generation)
         if reason != "interrupted":
             self.pace.observe_answer(generation.n_answered)
@@ -202,10 +278,17 @@ class Engine:
             generation.seq_id = None
 
     def _remember(self, generation: Generation) -> None:
-        """Let the prefix cache have the prompt, once, as far as it is computed."""
-        if generation.seq_id is not None and not generation.remembered:
-            generation.remembered = True
-            self._residency.remember(generation.seq_id, generation.request.tokens[: generation.n_computed])
+        """Let the prefix cache have what is new of a prompt: whole blocks while more is to come, then the rest."""
+        n_prompt = generation.prompt_tokens
+        if generation.seq_id is None or generation.remembered >= n_prompt:
+            return
+        wanted = (generation.cached_tokens or 0) if self._remember_shared_only else n_prompt
+        end = min(wanted, generation.n_computed)
+        if end < n_prompt and generation.finish_reason is None:
+            end -= end % BLOCK_TOKENS
+        if end > generation.remembered:
+            generation.remembered = end
+            self._residency.remember(generation.seq_id, generation.request.tokens[:end])
 
     def _finish_all_interrupted(self) -> list[TokenEvent]:
         self._clear_interrupt()
@@ -241,16 +324,17 @@ class Engine:
             if generation.cached_tokens is None:
                 generation.cached_tokens = generation.n_computed
 
-    def _cached(self, generation: Generation, resident: int) -> Cached:
+    def _cached(self, generation: Generation, match: Match) -> Cached:
         """What a waiting request will find, now and when those that are being prefilled are done."""
-        tokens, coming = generation.tokens, resident
+        tokens, resident = generation.tokens, match.length
+        coming = resident
         next_ones = tokens[resident : resident + MIN_SHARED_TOKENS]
         if self._residency.shares:
             for other in self._scheduler.running:
                 # The whole is compared only where it goes on the same way: there may be many, and long ones.
                 if other.remaining > 1 and other.tokens[resident : resident + MIN_SHARED_TOKENS] == next_ones:
                     coming = max(coming, common_length(other.tokens, tokens, 0, len(tokens) - 1))
-        return Cached(resident, coming)
+        return Cached(resident, coming, match.in_use)
 
     def _preempt(self, generation: Generation) -> None:
         """A running request waits again."""
@@ -261,24 +345,17 @@ class Engine:
         self._scheduler.suspend(generation)
 
     def _shrink(self, n_tokens: int) -> list[TokenEvent]:
-        """The backend has less room than was counted: from now on that is counted, and the next step fits into it.
-
-        A request that is alone and finds no room has filled the context: it ends there.
-        """
+        """The backend has less room than was counted: from now on that is counted, and the next step fits into it."""
         self._residency.refused(n_tokens)
         if len(self._scheduler.running) > 1 or self._residency.n_free > 0:
             return []
+        return self._end_without_room()
+
+    def _end_without_room(self) -> list[TokenEvent]:
+        """A request that is alone and finds no room has filled the context: it ends there."""
         (generation,) = self._scheduler.running
         self._finish(generation, "length")
         return [TokenEvent(generation.request.id, (), finish_reason="length")]
-
-
-def _row(generation: Generation, length: int) -> Row:
-    """The next `length` tokens; logits where the known ones end, for there the next one is chosen."""
-    start = generation.n_computed
-    tokens = np.array(generation.tokens[start : start + length], np.int32)
-    assert generation.seq_id is not None
-    return Row(generation.seq_id, tokens, start, length - (length == generation.remaining))
 
 
 def _clamp(limits: Limits | None, backend: Backend) -> Limits:

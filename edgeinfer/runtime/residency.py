@@ -58,13 +58,14 @@ class Residency:
         """How many tokens a sequence holds."""
         return self._tree.length(seq_id)
 
-    def resident(self, tokens: Sequence[int]) -> int:
-        """How many of the first tokens need not be computed. The last one always is, for its logits."""
-        return self._match(tokens).length
+    def resident(self, tokens: Sequence[int]) -> Match:
+        """Which of the first tokens need not be computed. The last one always is, for its logits."""
+        limit = len(tokens) - 1
+        return self._tree.match(tokens, limit) if self._shares else self._tree.match_idle(tokens, limit)
 
     def open(self, tokens: Sequence[int]) -> tuple[int, int]:
         """A sequence for a request and how many of its tokens are in it: shared, taken over, or from the store."""
-        match = self._match(tokens)
+        match = self.resident(tokens)
         seq_id, length = self._share(match)
         return seq_id, self._restore(seq_id, length, np.array(tokens[:-1], np.int32))
 
@@ -135,10 +136,6 @@ class Residency:
         restored = self._prefix_cache.restore(self._backend, seq_id, wanted, length)
         self._tree.extend(seq_id, wanted[length:restored].tolist())
         return restored
-
-    def _match(self, tokens: Sequence[int]) -> Match:
-        limit = len(tokens) - 1
-        return self._tree.match(tokens, limit) if self._shares else self._tree.match_idle(tokens, limit)
 
     def _share(self, match: Match) -> tuple[int, int]:
         """A sequence in use that begins with what was matched, without losing anything if that can be."""

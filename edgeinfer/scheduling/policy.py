@@ -70,7 +70,9 @@ class Pace:
             if n_prompt >= MIN_PIECE:
                 self.prefill_rate = _mean(self.prefill_rate, n_prompt / seconds)
         elif self.decode_s is not None:
-            self.mixed_rate = _mean(self.mixed_rate, n_prompt / max(seconds - self.decode_s, self.decode_s / 10))
+            # A quick step must not look as if prompts cost nothing: the next would take one whole, for seconds.
+            least_s = n_prompt / self.prefill_rate if self.prefill_rate else self.decode_s / 2
+            self.mixed_rate = _mean(self.mixed_rate, n_prompt / max(seconds - self.decode_s, least_s))
 
     def observe_swap(self, n_tokens: int, seconds: float) -> None:
         """So long it took to save, or to restore, that many tokens."""
@@ -85,21 +87,21 @@ class Pace:
         return self.swap_s is None or self.prefill_rate is None or self.swap_s * self.prefill_rate < 1
 
 
-def prefill_budget(limits: Limits, pace: Pace, n_decoding: int) -> int:
-    """Prompt tokens that a step may take beside `n_decoding` rows of answers.
+def prefill_budget(limits: Limits, pace: Pace, n_decoding: int, n_drafted: int = 0) -> int:
+    """Prompt tokens that a step may take beside `n_decoding` rows of answers and `n_drafted` of their drafts.
 
     Derived from the latency target and the measured rate; the rows of the step come out as a multiple of four.
     """
-    most = limits.max_step_tokens - n_decoding
+    most = limits.max_step_tokens - n_decoding - n_drafted
     target_ms = limits.latency_target_ms
-    if n_decoding == 0 or target_ms == math.inf:
+    decode_s = pace.decode_s or 0.0
+    target_s = DEFAULT_STEPS * decode_s if target_ms is None else target_ms / 1e3
+    if n_decoding == 0 or target_s == math.inf:
         return most
     # What a step with both costs is known only after the first; a small piece computes slower than a long one.
     rate = pace.mixed_rate or (pace.prefill_rate or 0.0) / 2
-    decode_s = pace.decode_s or 0.0
-    target_s = DEFAULT_STEPS * decode_s if target_ms is None else target_ms / 1e3
-    piece = int(rate * max(0.0, target_s - decode_s))
-    piece -= (piece + n_decoding) % MIN_PIECE
+    piece = int(rate * max(0.0, target_s - decode_s)) - n_drafted
+    piece -= (piece + n_decoding + n_drafted) % MIN_PIECE
     return min(max(piece, MIN_PIECE), most)
 
 

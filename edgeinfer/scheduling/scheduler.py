@@ -32,6 +32,8 @@ class Cached:
 
     resident: int
     coming: int
+    in_use: int
+    """Those of the resident ones whose cells a running request holds: the others are among the free ones."""
 
 
 class Scheduler(Generic[J]):
@@ -77,7 +79,7 @@ class Scheduler(Generic[J]):
             known = found[id(job)]
             if known.coming >= known.resident + MIN_SHARED_TOKENS:
                 continue
-            return job if self._fits(job, known.resident, n_free) else None
+            return job if self._fits(job, known.in_use, n_free) else None
         return None
 
     def outranked(self, now_s: float) -> J | None:
@@ -117,12 +119,21 @@ class Scheduler(Generic[J]):
         """A request has ended, wherever it was."""
         (self.running if job in self.running else self.waiting).remove(job)
 
-    def rows(self, now_s: float, n_free: int) -> list[tuple[J, int]]:
-        """Whose tokens run now, and how many: one of every answer, then prompts in pieces, at most `n_free` in all."""
-        rows = [(job, 1) for job in self.running if job.remaining == 1]
+    @property
+    def decoding(self) -> list[J]:
+        """The running requests whose next token is known: each has a row of every step."""
+        return [job for job in self.running if job.remaining == 1]
+
+    def rows(self, now_s: float, n_free: int, n_drafted: int = 0) -> list[tuple[J, int]]:
+        """Whose tokens run now, and how many: one of every answer, then prompts in pieces, at most `n_free` in all.
+
+        `n_drafted` rows of the step are drafts of those answers.
+        """
+        rows = [(job, 1) for job in self.decoding]
         if len(rows) == len(self.running):
             return rows
-        left = min(prefill_budget(self.limits, self.pace, len(rows)), n_free - len(rows))
+        budget = prefill_budget(self.limits, self.pace, len(rows), n_drafted)
+        left = min(budget, n_free - len(rows) - n_drafted)
         prefilling = [job for job in self.running if job.remaining > 1]
         if len(prefilling) > 1:
             prefilling.sort(key=lambda job: urgency(job, now_s))
@@ -134,12 +145,12 @@ class Scheduler(Generic[J]):
             left -= length
         return rows
 
-    def _fits(self, job: J, resident: int, n_free: int) -> bool:
+    def _fits(self, job: J, in_use: int, n_free: int) -> bool:
         """Whether the request has room beside what the running ones still have to compute. Alone it always has."""
         if not self.running:
             return True
         promised = sum(run.remaining + _headroom(run) for run in self.running)
-        return len(job.tokens) - resident + _headroom(job) + promised <= n_free
+        return len(job.tokens) - in_use + _headroom(job) + promised <= n_free
 
 
 def _headroom(job: Job) -> int:

@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
         ("directory", UsageError, "is a directory"),
         ("pipe", UsageError, "not a regular file"),
         ("/dev/null", UsageError, "not a regular file"),
-        ("missing/matrix.gguf", ResourceError, "not a directory"),
+        ("missing/matrix.gguf", ResourceError, "no such directory"),
         ("x" * 300, ResourceError, "File name too long"),
     ],
 )

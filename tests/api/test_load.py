@@ -6,7 +6,7 @@ import pytest
 
 from edgeinfer.api.files import resolve
 from edgeinfer.api.model import _recommended_sampling
-from edgeinfer.errors import NotFoundError
+from edgeinfer.errors import NotFoundError, UsageError
 from edgeinfer.options import SamplingParams
 
 
@@ -37,8 +37,40 @@ def test_the_files_recommendations_are_the_defaults_and_nonsense_is_ignored():
 
 
 def test_a_directory_stands_for_the_one_model_in_it(tmp_path):
-    with pytest.raises(NotFoundError, match="none"):
-        resolve(tmp_path)
     for number in (1, 2):
         (tmp_path / f"m-0000{number}-of-00002.gguf").touch()
     assert resolve(tmp_path).name == "m-00001-of-00002.gguf"
+
+
+@pytest.mark.parametrize(
+    ("files", "message", "hint"),
+    [
+        ((), "no .gguf file in this directory", "directory with one"),
+        (("config.json", "model.safetensors"), "a checkpoint, not a .gguf file", "`edgeinfer convert` makes one"),
+        (("b.gguf", "a.gguf"), "more than one .gguf file in this directory (a.gguf, b.gguf)", "name the file"),
+    ],
+)
+def test_a_directory_without_the_one_model_says_what_is_in_it(tmp_path, files, message, hint):
+    for name in files:
+        (tmp_path / name).touch()
+    with pytest.raises(NotFoundError) as caught:
+        resolve(tmp_path)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "is_told"), [("org/name", True), ("org/name:Q4_K_M", True), ("org/name.gguf", False), ("name", False)]
+)
+def test_what_looks_like_a_name_on_the_hub_is_told_how_to_get_it(tmp_path, monkeypatch, name, is_told):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotFoundError, match="no such model") as caught:
+        resolve(name)
+    assert ("edgeinfer convert ORG/NAME" in caught.value.hint) == is_told
+
+
+def test_an_empty_name_is_not_the_current_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.gguf").touch()
+    with pytest.raises(UsageError, match="empty"):
+        resolve("")

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -304,6 +305,53 @@ def test_clearing_leaves_other_files_alone(tmp_path):
     assert check(tmp_path) == 0
     store(tmp_path, TOKENS)
     assert check(tmp_path) == len(TOKENS)
+
+
+def make_large(path):
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+KINDS = {
+    "directory": lambda path: path.mkdir(),
+    "pipe": os.mkfifo,
+    "link": lambda path: path.symlink_to(path.parent / "nothing"),
+    "loop": lambda path: path.symlink_to(path),
+    "empty": lambda path: path.touch(),
+    "large": make_large,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["lock", "total", "model", "block", "part", "shard"])
+def test_whatever_stands_in_a_files_place_nothing_hangs_and_nothing_is_wrong(tmp_path, name, kind):
+    store(tmp_path, TOKENS)
+    block = path_of(tmp_path, 1)
+    path = {
+        "lock": tmp_path / "lock",
+        "total": tmp_path / "total",
+        "model": block.parent.parent / "model",
+        "block": block,
+        "part": block.with_name(block.name + ".part"),
+        "shard": block.parent,
+    }[name]
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    if name == "part":
+        block.unlink()
+    KINDS[kind](path)
+    n_open = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        length, backend = restored(tmp_path, TOKENS)
+        assert is_true(backend, TOKENS, length)
+        store(tmp_path, TOKENS)
+        store(tmp_path, text(200, seed=5), budget=sum(p.lstat().st_size for p in files(tmp_path)) + 1)
+    folder = CacheFolder(tmp_path)
+    assert all(usage.blocks >= 1 for usage in folder.usage())
+    folder.budget_nbytes()
+    assert len(os.listdir("/proc/self/fd")) == n_open
+    if name != "lock":
+        folder.clear()
+        assert files(tmp_path) == []
 
 
 def test_clearing_nothing_is_no_error(tmp_path):

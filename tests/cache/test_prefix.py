@@ -84,7 +84,7 @@ def test_what_agrees_less_than_the_sequence_holds_changes_nothing(tmp_path):
     assert is_true(backend, other, 300)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_whatever_was_stored_what_comes_back_is_the_longest_beginning_and_true(tmp_path_factory, data):
     """Against a plain list of texts. Texts share beginnings: a binary alphabet of runs."""

@@ -124,7 +124,7 @@ class TreeAgainstDictionary(RuleBasedStateMachine):
             assert self.tree.is_redundant(seq_id) == (set(self.cells[seq_id]) <= others)
 
 
-TreeAgainstDictionary.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TreeAgainstDictionary.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
 TestTree = TreeAgainstDictionary.TestCase
 
 

@@ -1,5 +1,6 @@
 """`edgeinfer batch` as a shell script sees it."""
 
+import contextlib
 import json
 import os
 import signal
@@ -8,17 +9,25 @@ import sys
 import time
 
 import pytest
+from processes import PATIENCE_S, cpu_s_to_the_end, started
 
 COMMAND = [sys.executable, "-m", "edgeinfer", "batch"]
 
 
 def run(*arguments, **options):
-    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 120, **options}
+    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": PATIENCE_S, **options}
     return subprocess.run([*COMMAND, *map(str, arguments)], **options)
 
 
 def lines(rows):
     return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def wait_for_lines(path, n_lines):
+    deadline = time.monotonic() + PATIENCE_S
+    while not (path.exists() and path.read_bytes().count(b"\n") >= n_lines):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +39,9 @@ def lines(rows):
         (["missing.gguf", "-", "--parallel", "0"], 2, "--parallel is 0"),
         (["missing.gguf", "here.jsonl", "-o", "here.jsonl", "--resume"], 2, "read and written"),
         (["missing.gguf", "here.jsonl", "-o", "there.jsonl"], 2, "exists already"),
+        (["missing.gguf", "here.jsonl", "-o", "nowhere/out.jsonl"], 5, "make the folder"),
+        (["missing.gguf", "missing.jsonl", "-o", "there.jsonl"], 3, "missing.jsonl"),
+        (["missing.gguf", "here.jsonl", "-o", "."], 5, "directory"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_with_the_contracts_code(arguments, code, says, tmp_path):
@@ -90,16 +102,17 @@ def test_resuming_after_a_kill_adds_exactly_what_is_missing(smollm2_gguf, tmp_pa
     rows = [{"id": i, "prompt": f"{i} and {i} is", "max_tokens": 40, "temperature": 0} for i in range(12)]
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(lines(rows))
-    command = [*COMMAND, str(smollm2_gguf), str(source), "-o", str(target), "--parallel", "2"]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (target.exists() and target.read_bytes().count(b"\n") >= 3):
-        time.sleep(0.02)
+    # Its input goes on after eight rows, so that it cannot be done before it is killed.
+    command = [*COMMAND, str(smollm2_gguf), "-", "-o", str(target), "--parallel", "2"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process.stdin.write(lines(rows[:8]).encode())
+    process.stdin.flush()
+    wait_for_lines(target, 3)
     process.kill()
-    process.wait()
+    process.communicate()
     before = target.read_bytes()
     target.write_bytes(before + b'{"id": 11, "te')
-    assert 3 <= before.count(b"\n") < 12
+    assert 3 <= before.count(b"\n") <= 8
     done = run(smollm2_gguf, source, "-o", target, "--parallel", 2, "--resume")
     assert (done.returncode, done.stdout) == (0, b"")
     after = target.read_bytes()
@@ -115,7 +128,7 @@ def test_standard_streams_and_a_reader_that_leaves(smollm2_gguf):
     assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == [1, 2, 3]
     endless = 'yes \'{"prompt": "x", "max_tokens": 2}\' | ' + " ".join([*COMMAND, str(smollm2_gguf), "-"])
     piped = subprocess.run(
-        ["bash", "-c", f"{endless} | head -n 2; echo ${{PIPESTATUS[1]}}"], capture_output=True, timeout=60
+        ["bash", "-c", f"{endless} | head -n 2; echo ${{PIPESTATUS[1]}}"], capture_output=True, timeout=PATIENCE_S
     )
     *shown, code = piped.stdout.splitlines()
     assert [json.loads(line)["id"] for line in shown] == [1, 2]
@@ -126,13 +139,80 @@ def test_standard_streams_and_a_reader_that_leaves(smollm2_gguf):
 def test_ctrl_c_ends_it_soon_and_keeps_what_is_written(smollm2_gguf, tmp_path):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(lines([{"prompt": "a", "max_tokens": 1}, {"prompt": "b", "ignore_eos": True}]))
-    command = [*COMMAND, str(smollm2_gguf), str(source), "-o", str(target)]
-    default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, **default) as process:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not (target.exists() and target.read_bytes()):
-            time.sleep(0.05)
+    with started("batch", smollm2_gguf, source, "-o", target) as process:
+        wait_for_lines(target, 1)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=10) == 130
+        assert cpu_s_to_the_end(process) < 3  # the second answer would go on for minutes
+        assert process.returncode == 130
         assert b"--resume goes on" in process.stderr.read()
     assert [json.loads(line)["id"] for line in target.read_bytes().splitlines()] == [1]
+
+
+def test_ids_that_repeat_themselves_are_all_resumed(tiny_gguf, tmp_path):
+    rows = [{"prompt": "a", "max_tokens": 1, **({"id": i} if i else {})} for i in (2, 0, 2, "x", "x", 0)]
+    ids = [2, 2, 2, "x", "x", 6]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(lines(rows))
+    for cut in range(len(rows) + 1):
+        target.write_bytes(b"".join(target.read_bytes().splitlines(True)[:cut]) if cut else b"")
+        done = run(tiny_gguf, source, "-o", target, "--resume")
+        assert done.returncode == 0, done.stderr
+        assert [json.loads(line)["id"] for line in target.read_bytes().splitlines()] == ids
+
+
+def test_rows_that_are_appended_to_while_they_are_read_are_refused(tiny_gguf, tmp_path):
+    source = tmp_path / "in.jsonl"
+    source.write_text(lines([{"prompt": "a", "max_tokens": 1}]))
+    with source.open("ab") as target:
+        done = run(tiny_gguf, source, stdout=target, stderr=subprocess.PIPE, capture_output=False)
+    assert done.returncode == 2
+    assert b"read and written" in done.stderr
+
+
+@contextlib.contextmanager
+def waiting(*arguments, **options):
+    """A batch that has answered two rows and waits for more."""
+    default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*COMMAND, *map(str, arguments)], **pipes, **default) as process:
+        process.stdin.write(lines([{"prompt": "a", "max_tokens": 2}] * 2).encode())
+        process.stdin.flush()
+        assert [json.loads(process.stdout.readline())["id"] for _ in range(2)] == [1, 2]
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("way", ["reader", "SIGINT", "SIGTERM"])
+def test_waiting_for_input_it_ends_at_once(tiny_gguf, way):
+    with waiting(tiny_gguf, "-") as process:
+        if way == "reader":
+            process.stdout.close()
+        else:
+            process.send_signal(getattr(signal, way))
+        assert process.wait(PATIENCE_S) == {"reader": 141, "SIGINT": 130, "SIGTERM": 143}[way]
+        assert b"Fatal" not in process.stderr.read()
+
+
+def test_a_pipe_that_stays_open_does_not_hold_up_ctrl_c(tiny_gguf, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    command = [*COMMAND, str(tiny_gguf), str(pipe)]
+    with subprocess.Popen(command, **pipes, **default) as process, pipe.open("wb", buffering=0) as writer:
+        writer.write(lines([{"prompt": "a", "max_tokens": 2}]).encode())
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+
+
+def test_a_reader_that_leaves_is_noticed_in_the_middle_of_a_row(tiny_gguf):
+    rows = [{"prompt": "a", "max_tokens": 1}, {"prompt": "b", "ignore_eos": True}]
+    command = [*COMMAND, str(tiny_gguf), "-", "-c", "200000", "--no-prefix-cache"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, **pipes) as process:
+        process.stdin.write(lines(rows).encode())
+        process.stdin.close()
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(PATIENCE_S) == 141

@@ -11,6 +11,8 @@ import pytest
 
 from edgeinfer.bench.batching import BATCH, PREFIX
 from edgeinfer.bench.report import FIELDS, JSON_ONLY_FIELDS
+from edgeinfer.bench.speculation import SPECULATION
+from edgeinfer.bench.workloads import WORKLOADS
 
 
 def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -50,11 +52,16 @@ def test_a_failure_after_rows_leaves_a_valid_document(smollm2_gguf: Path, tmp_pa
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("arguments", [["-p", "x"], ["-r", "0"], ["-n", "-1"]])
+@pytest.mark.parametrize("arguments", [["-p", "x"], ["-r", "0"], ["-n", "-1"], ["-p", "0", "-n", "0"]])
 def test_a_wrong_number_is_exit_code_2_and_valid_json(tmp_path: Path, arguments: list[str]) -> None:
     done = _run(tmp_path / "any.gguf", *arguments, "-o", "json")
     assert done.returncode == 2
     assert json.loads(done.stdout)[0]["error"]["code"] == "usage"
+
+
+def test_what_fails_at_once_leaves_no_head_of_a_table(tmp_path: Path) -> None:
+    done = _run(tmp_path / "none.gguf")
+    assert (done.returncode, done.stdout) == (3, "")
 
 
 def test_an_unknown_format_is_exit_code_2(tmp_path: Path) -> None:
@@ -95,3 +102,18 @@ def test_a_wrong_width_is_exit_code_2(tmp_path: Path, suite: str, arguments: lis
 
 def test_an_unknown_suite_is_exit_code_2(tmp_path: Path) -> None:
     assert _run(tmp_path / "any.gguf", "--suite", "kv").returncode == 2
+
+
+@pytest.mark.model
+def test_the_speculation_suite_answers_every_workload_both_ways(smollm2_gguf: Path) -> None:
+    done = _run(smollm2_gguf, "--suite", "speculation", "-n", "12", "-r", "1", "-o", "jsonl")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["workload"] for row in rows] == [workload.name for workload in WORKLOADS]
+    for row in rows:
+        assert list(row) == list(SPECULATION.fields)
+        assert row["draft"] == "auto"
+        assert row["plain_ts"] > 0
+        assert row["draft_ts"] > 0
+        assert row["n_prompt"] > 10
+        assert row["n_gen"] <= 12

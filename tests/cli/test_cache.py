@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from processes import PATIENCE_S
 
 COMMAND = [sys.executable, "-m", "edgeinfer"]
 SYSTEM = "You answer briefly. " * 60
@@ -17,7 +18,7 @@ def run(home, *arguments, **environment):
         env={**os.environ, "EDGEINFER_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path), **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=300,
+        timeout=PATIENCE_S,
     )
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
@@ -49,9 +50,12 @@ def test_a_second_run_restores_and_says_the_same(tmp_path, smollm2_gguf):
     code, out, err = run(tmp_path, "run", smollm2_gguf, "Why is the sky blue?", *flags)
     assert (code, err) == (0, "")
     first = json.loads(out)
-    again = json.loads(run(tmp_path, "run", smollm2_gguf, "Why is the sky blue?", *flags)[1])
-    other = json.loads(run(tmp_path, "run", smollm2_gguf, "Who are you?", *flags)[1])
     prompt = first["usage"]["prompt_tokens"]
+    for _ in range(3):  # at its end a process writes for two seconds at most, which a loaded machine may need
+        again = json.loads(run(tmp_path, "run", smollm2_gguf, "Why is the sky blue?", *flags)[1])
+        if again["usage"]["cached_tokens"] >= prompt - 4:
+            break
+    other = json.loads(run(tmp_path, "run", smollm2_gguf, "Who are you?", *flags)[1])
     assert first["usage"]["cached_tokens"] == 0
     assert prompt - 4 <= again["usage"]["cached_tokens"] < prompt
     assert 200 < other["usage"]["cached_tokens"] < prompt - 5
@@ -77,7 +81,7 @@ def test_other_options_do_not_share_it_and_without_it_nothing_is_kept(tmp_path, 
     assert cached("--cache-type-k", "q8_0") == 0
     assert cached("--flash-attn", "off") == 0
     assert cached("--no-prefix-cache") == 0
-    assert cached() > 0
+    assert any(cached() > 0 for _ in range(3))
 
 
 @pytest.mark.model

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgeinfer.cli.progress import Meter
+from edgeinfer.cli.progress import Meter, rows
 
 
 class Stderr(io.StringIO):
@@ -55,3 +55,18 @@ def test_only_a_terminal_gets_a_line_that_changes(monkeypatch, is_terminal, star
     assert shown.getvalue().startswith(starts)
     assert shown.getvalue().endswith("\n") != is_terminal
     assert "\x1b" not in shown.getvalue()
+
+
+def test_a_line_that_changes_does_not_wrap(monkeypatch):
+    made, shown, counts, clock = meter(monkeypatch, 10_000, is_terminal=True)
+    monkeypatch.setattr("edgeinfer.cli.progress._width", lambda: 20)
+    for _ in range(3):
+        clock.now_s += 5
+        counts.completion_tokens += 1_000_000
+        made.count(100, failed=False)
+        made.show()
+    assert [len(line) for line in shown.getvalue().split("\r")] == [0, 20, 20, 20]
+
+
+def test_one_is_no_plural():
+    assert [rows(n) for n in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]

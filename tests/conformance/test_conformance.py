@@ -18,6 +18,7 @@ from conformance import GOLDEN, TYPES, type_table
 from golden_conversions import readable_metadata, summarize
 from numpy.typing import NDArray
 from random_checkpoint import PLAIN, make_checkpoint, model_names, prompt, read_model
+from shared_work import shared_by_conversions
 
 from edgeinfer.api.convert import plan_conversion, run_conversion
 from edgeinfer.api.embed import load_encoder
@@ -45,7 +46,8 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     name, variant = request.param
     with tempfile.TemporaryDirectory() as folder:
         path = make_checkpoint(read_model(name), variant, Path(folder))
-        yield Case(name, path, golden[name]["variants"][variant])
+        with shared_by_conversions():
+            yield Case(name, path, golden[name]["variants"][variant])
 
 
 def test_every_model_has_golden_data() -> None:

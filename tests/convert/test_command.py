@@ -84,6 +84,7 @@ def test_a_dry_run_does_not_mind_broken_weights_or_an_existing_output(checkpoint
     ("arguments", "subject"),
     [
         (["-t", "q9"], "q9"),
+        (["-t", "q4km"], "did you mean Q4_K_M?"),
         (["--tensor-type", "ffn"], "REGEX=TYPE"),
         (["--tensor-type", "=q8_0"], "REGEX=TYPE"),
         (["--tensor-type", "((=q8_0"], "(("),
@@ -103,8 +104,13 @@ def test_wrong_usage_is_2(tmp_path: Path, arguments: list[str], subject: str) ->
     assert subject in _error(done, 2, "usage")
 
 
+def test_an_empty_name_is_not_the_current_directory(checkpoint: Path, tmp_path: Path) -> None:
+    assert "empty" in _error(_run("", "-o", tmp_path / "a.gguf", "--json", cwd=checkpoint), 2, "usage")
+
+
 def test_what_is_not_there_is_3(checkpoint: Path, tmp_path: Path) -> None:
     assert "nowhere" in _error(_run(tmp_path / "nowhere", "--json"), 3, "not_found")
+    assert "https://huggingface.co/a/b" in _error(_run("https://huggingface.co/a/b", "--json"), 3, "not_found")
     done = _run(checkpoint, "-o", tmp_path / "a.gguf", "-t", "q8_0", "--tensor-type", "fnn_up=q4_0", "--json")
     assert "fnn_up" in _error(done, 3, "not_found")
 

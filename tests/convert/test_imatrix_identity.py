@@ -7,6 +7,7 @@ made by scripts/golden_imatrix.py.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from checkpoints import Tensors, llama_config, random_tensors, write_checkpoint,
 from golden_conversions import CHECKPOINTS, summarize
 from golden_imatrix import GOLDEN, TYPES, prepare, quantize_with_matrix, random_matrix
 from numpy.typing import NDArray
+from shared_work import shared_by_conversions
 
 from edgeinfer.api.convert import convert
 from edgeinfer.convert.checkpoint import TensorSpec
@@ -54,11 +56,22 @@ def test_every_type_is_llama_cpps_to_the_byte(name: str, folder: Path, tmp_path:
     assert summarize(ours) == summarize(theirs)
 
 
+@pytest.fixture(scope="module", params=CHECKPOINTS)
+def larger(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Path, Path]]:
+    """Name, checkpoint and matrix."""
+    with shared_by_conversions():
+        checkpoint, _, matrix = prepare(request.param, tmp_path_factory.mktemp("larger"))
+        yield request.param, checkpoint, matrix
+
+
 @pytest.mark.model
-@pytest.mark.parametrize("name", CHECKPOINTS)
 @pytest.mark.parametrize("type_name", TYPES)
-def test_larger_models_are_llama_cpps_to_the_byte(name: str, type_name: str, tmp_path: Path) -> None:
-    checkpoint, _, matrix = prepare(name, tmp_path)
+def test_larger_models_are_llama_cpps_to_the_byte(
+    larger: tuple[str, Path, Path], type_name: str, tmp_path: Path
+) -> None:
+    name, checkpoint, matrix = larger
     convert(checkpoint, tmp_path / "out.gguf", ConvertOptions(type=type_name, imatrix=matrix, verify=False))
     golden = json.loads(GOLDEN.read_text("utf-8"))["checkpoints"]
     assert summarize(read_header(tmp_path / "out.gguf")) == golden[name][type_name]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import llama_config, random_tensors, write_checkpoint, write_safetensors
+from processes import PATIENCE_S, default_signals
 
 from edgeinfer.api.convert import convert
 from edgeinfer.convert import output
@@ -201,64 +202,67 @@ def test_whatever_ends_the_block_leaves_nothing(out: Path, error: type[BaseExcep
     assert _listed(out) == []
 
 
-def _default_signals() -> None:
-    """Whoever runs the tests may ignore signals (nohup does), and children inherit that."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+# The command on a machine that needs a minute for the smallest checkpoint.
+SLOW = """
+import time
+from edgeinfer.__main__ import main
+from edgeinfer.convert import stream
+from edgeinfer.native.quantize import GGMLQuantizer
+def quantize(*arguments, quantize=GGMLQuantizer.quantize):
+    time.sleep(0.2)
+    quantize(*arguments)
+GGMLQuantizer.quantize, stream.SLAB_ELEMENTS = quantize, 256
+main()
+"""
 
 
 class TestProcesses:
     """What only a process of its own can show."""
 
-    @pytest.fixture
-    def large(self, tmp_path: Path) -> Path:
-        """A few seconds of work with one thread."""
-        config = llama_config(hidden_size=1024, intermediate_size=4096, num_hidden_layers=4)
-        zeros = {name: np.full(v.shape, 0.01, np.float32) for name, v in random_tensors(config).items()}
-        return write_checkpoint(tmp_path / "large", config, zeros)
-
-    def _start(self, source: Path, out: Path, **options: Any) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "edgeinfer", "convert", str(source), "-o", str(out / "a.gguf"), "-t", "iq4_xs"]
+    def _start(self, source: Path, out: Path, *code: str, **options: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, *(code or ("-m", "edgeinfer")), "convert", str(source), "-o", str(out / "a.gguf")]
         return subprocess.Popen(
-            [*command, "--threads", "1", "--no-verify"],
+            [*command, "-t", "iq4_xs", "--threads", "1", "--no-verify"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            **{"preexec_fn": _default_signals, **options},
+            **{"preexec_fn": default_signals, **options},
         )
 
-    def _wait_for_partial(self, out: Path, process: subprocess.Popen[str]) -> None:
-        deadline = time.monotonic() + 60
-        while not any(path.stat().st_size for path in out.iterdir()):
+    def _start_and_wait_for_half_a_file(self, source: Path, out: Path) -> subprocess.Popen[str]:
+        process = self._start(source, out, "-c", SLOW)
+        deadline = time.monotonic() + PATIENCE_S
+        while not any(path.stat().st_size for path in out.glob(".edgeinfer-*/*")):
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.01)
+        return process
 
     @pytest.mark.parametrize(
         ("number", "code", "word"),
         [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated"), (signal.SIGHUP, 129, "terminated")],
     )
     def test_a_signal_in_the_middle_leaves_nothing(
-        self, large: Path, out: Path, number: signal.Signals, code: int, word: str
+        self, checkpoint: Path, out: Path, number: signal.Signals, code: int, word: str
     ) -> None:
-        process = self._start(large, out)
-        self._wait_for_partial(out, process)
+        process = self._start_and_wait_for_half_a_file(checkpoint, out)
         process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == code
         assert (stdout, stderr) == ("", f"error: {word}\n")
         assert _listed(out) == []
 
-    def test_a_kill_leaves_nothing_under_the_name_and_does_not_disturb_the_next(self, large: Path, out: Path) -> None:
-        process = self._start(large, out)
-        self._wait_for_partial(out, process)
+    def test_a_kill_leaves_nothing_under_the_name_and_does_not_disturb_the_next(
+        self, checkpoint: Path, out: Path
+    ) -> None:
+        process = self._start_and_wait_for_half_a_file(checkpoint, out)
         process.kill()
         process.communicate()
         (left,) = _listed(out)
         assert left.startswith(".edgeinfer-")
         assert left.endswith(".partial")
-        process = self._start(write_checkpoint(large.parent / "small"), out)
-        assert process.wait(60) == 0, process.communicate()
+        process = self._start(checkpoint, out)
+        assert process.wait(PATIENCE_S) == 0, process.communicate()
         process.communicate()
         assert _listed(out) == [left, "a.gguf"]
 
@@ -320,7 +324,7 @@ def _unprivileged() -> Iterator[None]:
 )
 def test_permissions(checkpoint: Path, out: Path, tmp_path: Path, path: str, mode: int, kind: Any) -> None:
     convert(checkpoint, out / "first.gguf", QUICK)  # loads all modules, which somebody else may not read
-    for folder in (out, tmp_path, *tmp_path.parents[:2]):
+    for folder in (out, tmp_path, *(p for p in tmp_path.parents if p.name.startswith(("pytest-", "popen-")))):
         folder.chmod(0o777 if folder == out else 0o755)
     (tmp_path / path).chmod(mode)
     try:

@@ -72,9 +72,9 @@ def test_a_config_that_claims_a_million_tensors_is_refused_at_once(tmp_path: Pat
     claims = {"num_hidden_layers": 512, "num_local_experts": 1024, "num_experts_per_tok": 2}
     config = llama_config(architectures=["MixtralForCausalLM"], **claims)
     checkpoint = write_checkpoint(tmp_path / "model", config, random_tensors(llama_config()))
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     message = _refused(checkpoint)
-    assert time.perf_counter() - started_s < 5  # some forty seconds, and a message of 90 MB, when all are counted
+    assert time.process_time() - started_s < 5  # some forty seconds, and a message of 90 MB, when all are counted
     assert "or more tensors are missing" in message
     assert len(message) < 10_000
 

@@ -84,7 +84,7 @@ def test_a_header_cut_at_every_byte_is_refused(tmp_path: Path, sound: bytes) -> 
         assert _try(tmp_path, sound[:length]) is not None, length
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_changed_bytes_raise_nothing_else(tmp_path: Path, sound: bytes, data: st.DataObject) -> None:
     raw = bytearray(sound)
@@ -100,7 +100,7 @@ def test_changed_bytes_raise_nothing_else(tmp_path: Path, sound: bytes, data: st
     _try(tmp_path, bytes(raw))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(raw=st.binary(max_size=300))
 def test_noise_raises_nothing_else(tmp_path: Path, raw: bytes) -> None:
     assert _try(tmp_path, b"GGUF" + raw) is not None
@@ -228,3 +228,13 @@ def test_weights_that_no_kernel_computes_with_are_refused_by_name(tmp_path: Path
         (tmp_path / "a.gguf").write_bytes(_file([architecture], [_tensor("blk.0.x.weight", (64,), kind, 0)], 512))
         with pytest.raises(UnusableInputError, match=rf"blk\.0\.x\.weight \({name}\)"):
             check_limits(read_header(tmp_path / "a.gguf"))
+
+
+def test_an_importance_matrix_is_called_one(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "matrix.gguf", "")
+    writer.add_type("imatrix")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UnusableInputError, match="an importance matrix, not a model"):
+        check_limits(read_header(tmp_path / "matrix.gguf"))

@@ -52,7 +52,7 @@ def test_this_process_s_own_running_threads_are_not_somebody_else():
         while not over.is_set():
             pass
 
-    assert devices._own_running_threads() == 1
+    assert any(devices._own_running_threads() == 1 for _ in range(200))  # those of numpy's BLAS go to sleep soon
     threads = [threading.Thread(target=spin) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -145,3 +145,13 @@ def test_errors_are_kept_when_the_bindings_package_has_set_its_own_log(tmp_path)
     assert "does not load" in done.stdout
     assert "gives no reason" not in done.stdout
     assert done.stderr == ""
+
+
+def test_a_verbose_log_is_for_people_and_leaves_out_what_only_debugs_the_library(capsys):
+    library.set_verbose(True)
+    try:
+        for level, text in ((1, b"a line per tensor\n"), (2, b"model "), (5, b"params\n"), (3, b"a warning\n")):
+            library._log(level, text, None)
+    finally:
+        library.set_verbose(False)
+    assert capsys.readouterr().err == "model params\na warning\n"

@@ -364,7 +364,7 @@ def workloads(draw):
     ]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     workloads(),
     st.integers(90, 200),

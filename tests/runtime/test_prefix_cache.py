@@ -8,6 +8,7 @@ from edgeinfer.cache.folder import CacheFolder
 from edgeinfer.options import SamplingParams
 from edgeinfer.runtime.engine import Engine
 from edgeinfer.runtime.fake import FakeBackend, make_fake_sampler
+from edgeinfer.scheduling.policy import MIN_SHARED_TOKENS
 from edgeinfer.types import Request
 
 SAMPLED = SamplingParams(temperature=0.7, seed=7, ignore_eos=True)
@@ -18,10 +19,10 @@ QUESTIONS = [SYSTEM + "Why is the sky blue?", SYSTEM + "What is 2 + 2?", "Someth
 class Process:
     """What a process has: a model, an engine, a view of the cache on disk."""
 
-    def __init__(self, root, **options):
+    def __init__(self, root, shared_only=False, **options):
         self.backend = FakeBackend(**{"n_ctx": 2000, "max_batch_tokens": 64, **options})
         self.cache = open_cache(root) if root else None
-        self.engine = Engine(self.backend, make_fake_sampler, self.cache)
+        self.engine = Engine(self.backend, make_fake_sampler, self.cache, remember_shared_only=shared_only)
 
     def ask(self, *prompts, max_tokens=8):
         requests = [
@@ -101,6 +102,56 @@ def test_an_interrupted_prompt_is_kept_as_far_as_it_got(tmp_path):
     process.cache.close(30)
     (answer,) = Process(tmp_path).ask(QUESTIONS[0])
     assert answer == (cold(QUESTIONS[0]), 3 * 64)
+
+
+def test_a_long_prompt_is_kept_while_it_is_computed(tmp_path):
+    prompt = QUESTIONS[0] * 3
+    process = Process(tmp_path)
+    saved = []
+    save_range = process.backend.save_range
+    process.backend.save_range = lambda seq, p0, p1: saved.append(p1) or save_range(seq, p0, p1)
+    process.engine.submit(Request(0, np.frombuffer(prompt.encode(), np.uint8).astype(np.int32), SAMPLED, 8))
+    at_once = []
+    for _ in range(10):
+        before = len(saved)
+        process.engine.step()
+        at_once.append(len(saved) - before)
+    assert saved == [128, 256, 384, 512]  # of 9 passes of 64
+    assert max(at_once) == 1
+    process.cache.close(30)  # as far as a process comes that is killed now
+    (answer,) = Process(tmp_path).ask(prompt)
+    assert answer == (cold(prompt), 512)
+
+
+@pytest.mark.parametrize("shared_only", [True, False])
+def test_of_many_prompts_only_what_two_begin_with_is_worth_keeping(tmp_path, shared_only):
+    expected = [cold(q) for q in QUESTIONS]
+    assert [tokens for tokens, _ in Process(tmp_path, shared_only).ask(*QUESTIONS)] == expected
+    answers = Process(tmp_path, shared_only).ask(*QUESTIONS)
+    assert [tokens for tokens, _ in answers] == expected
+    cached = [n for _, n in answers]
+    if shared_only:
+        # The second one starts when so little is missing of what both begin with that waiting does not pay.
+        assert len(SYSTEM) + 2 - MIN_SHARED_TOKENS < cached[0] == cached[1] <= len(SYSTEM) + 2
+        assert cached[2] == 0
+    else:
+        assert cached == [len(q) - 1 for q in QUESTIONS]
+    nbytes = CacheFolder(tmp_path).usage()[0].bytes
+    Process(tmp_path, shared_only).ask(*QUESTIONS)
+    assert CacheFolder(tmp_path).usage()[0].bytes == nbytes
+
+
+def test_what_a_window_has_left_behind_does_not_end_the_remembering(tmp_path):
+    process = Process(tmp_path)
+    save_range = process.backend.save_range
+    process.backend.save_range = lambda *range: None
+    process.engine.submit(Request(0, np.arange(150, dtype=np.int32), SAMPLED, 1))
+    while process.engine.has_work:
+        process.engine.step()
+    process.backend.save_range = save_range
+    process.ask(QUESTIONS[0])
+    (answer,) = Process(tmp_path).ask(QUESTIONS[0])
+    assert answer[1] == len(QUESTIONS[0]) - 1
 
 
 def test_memory_that_cannot_be_saved_works_as_ever(tmp_path):

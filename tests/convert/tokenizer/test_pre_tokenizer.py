@@ -110,8 +110,11 @@ def test_what_the_user_names_and_the_rules_confirm_needs_nothing_more(tmp_path: 
 
 
 def test_a_name_that_the_library_does_not_know(tmp_path: Path) -> None:
-    with pytest.raises(UnusableInputError, match="unknown pre-tokenizer type: 'nonsense'"):
+    with pytest.raises(
+        UnusableInputError, match="take the tokenizer: unknown pre-tokenizer type: 'nonsense'"
+    ) as caught:
         _plan(tmp_path, byte_level_tokenizer(), "nonsense")
+    assert "--pre" in caught.value.hint
 
 
 def test_naming_one_has_no_effect_on_another_kind(tmp_path: Path) -> None:

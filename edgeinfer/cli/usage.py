@@ -1,0 +1,41 @@
+"""What the command library says about a command line that is wrong, and how its help begins, in this program's way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from typer.core import TyperCommand
+
+from edgeinfer.errors import UsageError
+
+if TYPE_CHECKING:
+    import typer.exceptions
+
+_EXTRA_ARGUMENTS = "Got unexpected extra argument(s) ("
+_NO_COMMAND = "Missing command."
+_NUMBERS = {"a valid int range": "a whole number", "a valid int": "a whole number", "a valid float": "a number"}
+
+
+class Command(TyperCommand):
+    """A command whose usage line shows what must be given as it is, as manual pages do: no braces around it."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words after the command's name; `ctx` is of a class that the library keeps private."""
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+
+def usage_error(error: typer.exceptions.TyperException) -> UsageError:
+    """The library's error as one of ours: what is wrong in the message, the way out in the hint."""
+    ctx: Any = getattr(error, "ctx", None)
+    see = f"see `{ctx.command_path if ctx else 'edgeinfer'} --help`"
+    message = error.format_message()
+    if message.startswith(_EXTRA_ARGUMENTS):
+        extra = message.removeprefix(_EXTRA_ARGUMENTS).removesuffix(")")
+        return UsageError(f"too many arguments: {extra}", f"put a text that has spaces into quotes; {see}")
+    if message == _NO_COMMAND and ctx:
+        return UsageError(f"`{ctx.command_path}` needs a command", f"{', '.join(ctx.command.commands)}: {see}")
+    if similar := getattr(error, "possibilities", None):
+        return UsageError(error.message, f"did you mean {' or '.join(sorted(similar))}? {see}")
+    for theirs, plain in _NUMBERS.items():
+        message = message.replace(theirs, plain)
+    return UsageError(message, see)

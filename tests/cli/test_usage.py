@@ -1,0 +1,63 @@
+"""What a person reads who mistypes a command, or asks what there is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+COMMANDS = ("convert", "run", "batch", "bench", "eval", "imatrix", "tokenize", "inspect", "cache")
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edgeinfer", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "`edgeinfer` needs a command (convert, run, batch, bench, eval, imatrix, tokenize, inspect, cache: see"),
+        (["cache"], "`edgeinfer cache` needs a command (info, clear: see `edgeinfer cache --help`)"),
+        (["covnert"], "Did you mean 'convert'? (see `edgeinfer --help`)"),
+        (["run"], "Missing argument 'MODEL'. (see `edgeinfer run --help`)"),
+        (
+            ["run", "a.gguf", "why", "is", "it"],
+            "too many arguments: is it (put a text that has spaces into quotes; see",
+        ),
+        (["run", "a.gguf", "--temprature", "0"], "--temprature (did you mean --temp? see `edgeinfer run --help`)"),
+        (["run", "a.gguf", "--temp", "hot"], "'hot' is not a number"),
+        (["run", "a.gguf", "-n", "few"], "'few' is not a whole number"),
+        (["eval", "a.gguf", "-f", "x", "--chunks", "few"], "'few' is not a whole number"),
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_is_one_line_with_the_way_out(arguments: list[str], says: str) -> None:
+    done = _run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert says in line
+
+
+def test_the_help_has_a_whole_line_for_every_command() -> None:
+    listed = _run("--help").stdout.partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in listed] == list(COMMANDS)
+    assert all(line.endswith(".") and not line.endswith("...") for line in listed)
+
+
+@pytest.mark.parametrize("command", COMMANDS[:-1])
+def test_a_commands_help_says_what_to_give(command: str) -> None:
+    text = _run(command, "--help").stdout
+    assert "{" not in text.splitlines()[0]
+    assert not [line for line in text.splitlines() if "<int" in line or "<str>" in line or "<path>" in line]
+
+
+def test_a_traceback_is_for_whoever_asks_and_changes_no_exit_code() -> None:
+    done = _run("inspect", "missing.gguf", "--debug", "--json")
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["error"]["code"] == "not_found"
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.splitlines()[-1].startswith("error: missing.gguf")
