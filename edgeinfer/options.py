@@ -13,9 +13,10 @@ from typing import Any
 from edgeinfer.errors import UsageError
 
 MAX_THREADS = 512
+MAX_DRAFT_LAYERS = 512
 MAX_DRAFT_TOKENS = 63
 """With the token that is known, 64 rows of a request in a step."""
-DRAFTS = ("auto", "off", "lookup")
+DRAFTS = ("auto", "off", "lookup", "layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,12 @@ class RuntimeOptions:
     prefix_cache: bool = True
     """Keep the KV state of prompts on disk, and use what is there."""
     draft: str = "auto"
-    """Where drafts of the next tokens come from, which the model verifies several at a time; "off" for none."""
+    """Where drafts of the next tokens come from, which the model verifies several at a time: a name of `DRAFTS`, or the
+    path of a smaller model, a `.gguf` file; "off" for none."""
     draft_max: int = MAX_DRAFT_TOKENS
     """The most tokens of a draft."""
+    draft_layers: int | None = None
+    """With the draft "layers", how many of the first ones; None leaves out a sixth, those after the middle."""
 
     def __post_init__(self) -> None:
         """Refuse with a UsageError what the library would answer by ending the process."""
@@ -98,10 +102,20 @@ class RuntimeOptions:
         _need_one_of(self, "flash_attn", FLASH_ATTN)
         _need_one_of(self, "cache_type_k", CACHE_TYPES)
         _need_one_of(self, "cache_type_v", CACHE_TYPES)
-        _need_one_of(self, "draft", DRAFTS)
+        if self.draft not in DRAFTS and not self.draft_is_file:
+            raise UsageError(f"draft is {self.draft!r}", f"one of {', '.join(DRAFTS)}, or a .gguf file")
         _need(self, "draft_max", 1, MAX_DRAFT_TOKENS)
+        if self.draft_layers is not None:
+            _need(self, "draft_layers", 1, MAX_DRAFT_LAYERS)
+            if self.draft != "layers":
+                raise UsageError("draft_layers is given without draft layers", "drop it, or choose that draft")
         if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
             raise UsageError("a quantized V cache needs flash attention", "drop flash_attn off or cache_type_v")
+
+    @property
+    def draft_is_file(self) -> bool:
+        """Whether `draft` is the path of a model."""
+        return self.draft.endswith(".gguf")
 
 
 DEFAULT_CTX_SIZE = 4096

@@ -6,10 +6,10 @@ logits are 2-D `float32` of shape `(rows that asked, n_vocab)`. Position ranges 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,6 +170,27 @@ class Sampler(Protocol):
         ...
 
 
+class Constraint(Protocol):
+    """What an answer must look like, and how far it has got."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer is what it must be and nothing more may follow."""
+        ...
+
+    def allows(self, token: int) -> bool:
+        """Whether the token may come next; an end token where the answer may end."""
+        ...
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """All tokens that may come next, shape `(n_vocab,)`; costs far more than `allows`."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """The answer goes on with a token that is allowed."""
+        ...
+
+
 class SamplerFactory(Protocol):
     """Makes a request's sampler."""
 
@@ -199,8 +220,12 @@ class Vocabulary(Protocol):
         """The bytes that a token stands for; control tokens give nothing unless `special`."""
         ...
 
+    def pieces(self) -> list[bytes]:
+        """The bytes of every token, in the order of the tokens."""
+        ...
+
     @property
-    def end_tokens(self) -> Container[int]:
+    def end_tokens(self) -> Collection[int]:
         """The tokens that end a generation (end of sequence, of turn, …)."""
         ...
 
@@ -232,6 +257,10 @@ class Request:
     """Higher goes first."""
     deadline_ms: float | None = None
     """After the submission; of two requests of a priority the earlier deadline goes first."""
+    constraint: Constraint | None = None
+    """Begins with the answer: the prompt is not part of it."""
+    logprobs: int | None = None
+    """Keep the probability of every token, and of so many of the likeliest."""
     keep_answer: bool = False
     """Whether the prefix cache gets the answer too, for a conversation that goes on in another process."""
 
@@ -244,6 +273,16 @@ class TokenEvent:
     tokens: tuple[int, ...]
     from_draft: int = 0
     finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Logprobs:
+    """What the model thought of a token, before any sampler: natural logarithms of probabilities."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """The likeliest tokens, the likeliest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +318,8 @@ class Answer:
     seed: int
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
+    logprobs: tuple[dict[str, Any], ...] | None = None
+    """Of every token, where they were asked for: `id, piece, logprob, top`."""
     reasoning: str | None = None
     """What the model wrote to itself before `text`."""
 

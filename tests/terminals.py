@@ -100,6 +100,8 @@ class Terminal:
     def end(self) -> int:
         """Wait for the program's end; its exit code, or minus a signal's number."""
         self.wait(self._has_ended, "the end")
+        while select.select([self._fd], [], [], 0)[0] and self._read(0):  # its last words
+            pass
         assert self._code is not None
         return self._code
 

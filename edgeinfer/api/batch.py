@@ -22,7 +22,7 @@ from edgeinfer.gguf_file.header import Header
 from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams, parse_logit_bias
 from edgeinfer.runtime.answer import Reply
 from edgeinfer.runtime.batch import Batch, Entry, ReadAhead
-from edgeinfer.types import Tokens
+from edgeinfer.types import Constraint, Tokens
 
 MAX_PARALLEL = 120
 """Requests at a time: the library knows 256 sequences, and finished ones keep theirs for a while."""
@@ -32,7 +32,7 @@ _TOKENS_PER_REQUEST = 512
 _MIN_TOKENS_PER_REQUEST = 128
 _ALIASES = {"temp": "temperature"}
 _SAMPLING = {f.name: f.default for f in dataclasses.fields(SamplingParams)}
-_OTHER_KEYS = ("id", "prompt", "messages", "max_tokens", "stop", "priority", "deadline_ms")
+_OTHER_KEYS = ("id", "prompt", "messages", "max_tokens", "stop", "priority", "deadline_ms", "json_schema", "grammar")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +48,7 @@ class Row:
     stop: tuple[str, ...] = ()
     priority: int = 0
     deadline_ms: float | None = None
+    constraint: Constraint | None = None
     error: EdgeinferError | None = None
 
 
@@ -94,6 +95,7 @@ def batch(model: Model, lines: Iterable[bytes], *, skip: Callable[[Any], bool] =
             stop=row.stop,
             priority=row.priority,
             deadline_ms=row.deadline_ms,
+            constraint=row.constraint,
         )
 
     return Batch(model.engine, rows, start)
@@ -183,7 +185,17 @@ def _row(model: Model, row_id: str | int, end_nbytes: int, values: dict[str, Any
         stop=tuple(stop),
         priority=_number(values, "priority", 0, int),
         deadline_ms=_number(values, "deadline_ms", None, float),
+        constraint=_constraint(model, values),
     )
+
+
+def _constraint(model: Model, values: dict[str, Any]) -> Constraint | None:
+    schema, grammar = values.get("json_schema"), values.get("grammar")
+    if not (schema is None or isinstance(schema, dict | bool)):
+        raise UsageError("json_schema is no JSON Schema", 'give an object, for example {"type": "integer"}')
+    if not (grammar is None or isinstance(grammar, str)):
+        raise UsageError("grammar is no text", "give it as a string")
+    return model.structures.constraint(schema, grammar)
 
 
 def _tokens(model: Model, values: dict[str, Any]) -> Tokens:

@@ -29,9 +29,13 @@ _MAX_COST = 1e4
 """Times what one row takes; more is no measurement."""
 
 
-def open_drafting(options: RuntimeOptions, backend: NativeBackend, curve: CostCurve) -> Drafting:
-    """The drafts that the options ask for; `curve` is what passes cost."""
+def open_drafting(
+    options: RuntimeOptions, backend: NativeBackend, curve: CostCurve, model: Source | None = None
+) -> Drafting:
+    """The drafts that the options ask for, a draft model's with them; `curve` is what passes cost."""
     sources: list[Source] = [] if options.draft == "off" else [Lookup()]
+    if model is not None and sources:
+        sources.append(model)
     return Drafting(sources, backend.n_vocab, time.perf_counter, curve=curve, most_tokens=options.draft_max)
 
 
@@ -88,7 +92,7 @@ class CostFile:
 
     def write(self, curve: CostCurve) -> None:
         """Keep what was learned, if anything was and it can be kept."""
-        if not curve.is_learned:
+        if not curve.shape:
             return
         partial = self.path.with_suffix(f".{os.getpid()}.part")
         with contextlib.suppress(OSError):

@@ -19,8 +19,10 @@ _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def check_context(header: Header, options: RuntimeOptions) -> None:
+def check_context(header: Header, options: RuntimeOptions, draft: Header | None = None) -> None:
     """Raise ResourceError when the KV cache alone would take (nearly) all memory that is available.
+
+    A draft model has one too, of as many tokens.
 
     Weights do not count: they are mapped, and read anew when there is no room. Asks nothing where the system does not
     tell (anything but Linux).
@@ -29,7 +31,9 @@ def check_context(header: Header, options: RuntimeOptions) -> None:
     trained = header.hyperparameter("context_length") or DEFAULT_CTX_SIZE
     n_ctx = options.ctx_size or min(DEFAULT_CTX_SIZE, trained)
     bits = sum(8 * t.block_nbytes / t.block_length for t in map(_type, (options.cache_type_k, options.cache_type_v)))
-    per_token = int((kv_nbytes_per_token(header) or 0) * bits / (16 * KV_ELEMENT_NBYTES)) + CELL_NBYTES
+    per_token = 0
+    for model in (header, draft) if draft else (header,):
+        per_token += int((kv_nbytes_per_token(model) or 0) * bits / (16 * KV_ELEMENT_NBYTES)) + CELL_NBYTES
     if available is not None and n_ctx * per_token > MOST_OF_IT * available:
         raise ResourceError(
             f"{header.path}: a context of {n_ctx} tokens needs {n_ctx * per_token} bytes, {available} are available",

@@ -12,15 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from edgeinfer.api.draft_model import DraftModel, DraftPlan
 from edgeinfer.api.drafts import CostFile, draft_notes, open_drafting
 from edgeinfer.api.files import checked_header, resolve
 from edgeinfer.api.memory import check_context
 from edgeinfer.api.prefix_cache import open_prefix_cache
+from edgeinfer.api.structure import Structures
 from edgeinfer.api.vocabulary import begin_vocabulary
 from edgeinfer.cache.prefix import CLOSE_WAIT_S, DiskPrefixCache
 from edgeinfer.errors import UsageError
 from edgeinfer.gguf_file.describe import readable
 from edgeinfer.gguf_file.header import Header
+from edgeinfer.grammar.nodes import Grammar
 from edgeinfer.native import library
 from edgeinfer.native.context import NativeBackend
 from edgeinfer.native.model import NativeModel
@@ -74,7 +77,8 @@ def load(
     path = resolve(model)
     header = checked_header(path)
     options = options or RuntimeOptions()
-    check_context(header, options)
+    plan = DraftPlan.of(header, options)
+    check_context(header, options, plan.header if plan else None)
     limits = Limits(max_sequences, latency_target_ms=latency_target_ms)
     vocabulary_over = begin_vocabulary(header)
     native = NativeModel(path, mmap=options.mmap, mlock=options.mlock)
@@ -84,6 +88,9 @@ def load(
         kept = 0 if max_sequences == 1 or native.is_stateful else max_sequences
         backend = opened.enter_context(NativeBackend(native, options, max_sequences=max_sequences + kept))
         cache = open_prefix_cache(header, backend, options, library.build()) if options.prefix_cache else None
+        drafter = None
+        if plan is not None and not native.is_stateful:
+            drafter = opened.enter_context(plan.open(backend, options, max_sequences))
         costs = CostFile.of(header, backend, options, library.build())
         engine = Engine(
             backend,
@@ -92,11 +99,11 @@ def load(
             limits=limits,
             max_request_tokens=max_request_tokens,
             remember_shared_only=remember_shared_only,
-            drafting=open_drafting(options, backend, CostCurve(costs.read())),
+            drafting=open_drafting(options, backend, CostCurve(costs.read()), drafter.source if drafter else None),
         )
         vocabulary = vocabulary_over(native.vocabulary)
         load_ms = (time.perf_counter() - started_s) * 1e3
-        loaded = Model(header, native, vocabulary, backend, engine, cache, costs, load_ms=load_ms)
+        loaded = Model(header, native, vocabulary, backend, engine, cache, costs, drafter, load_ms=load_ms)
         opened.pop_all()
     return loaded
 
@@ -115,6 +122,7 @@ class Model:
         engine: Engine,
         prefix_cache: DiskPrefixCache | None,
         costs: CostFile,
+        drafter: DraftModel | None,
         *,
         load_ms: float,
     ) -> None:
@@ -123,12 +131,15 @@ class Model:
         self.backend = backend
         self.prefix_cache = prefix_cache
         self._costs = costs
+        self.drafter = drafter
         self.load_ms = load_ms
         self.vocabulary = vocabulary
         self.engine = engine
         self.sampling = _recommended_sampling(header)
         """The model's own recommendations over llama.cpp's defaults."""
         self.template = self._chat_template()
+        self.structures = Structures(vocabulary)
+        """The JSON Schemas and grammars that answers are held to."""
         self._about = About(str(header.path), self.kernels, load_ms)
 
     def stream(
@@ -140,16 +151,33 @@ class Model:
         params: SamplingParams | None = None,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
+        json_schema: Any = None,
+        grammar: str | Grammar | None = None,
+        logprobs: int | None = None,
     ) -> AnswerStream:
         """Begin an answer; iterate over the result for the text, then read its `answer`.
 
         A text is what the user says, through the chat template; with `raw`, or when the model has no template and there
         is no system prompt, it is continued as it stands. `max_tokens` None goes on until the model ends or the context
-        is full. Raises ContextOverflowError before any work when the prompt does not fit.
+        is full. A `json_schema` (what JSON makes of one, or its text) or a `grammar` (GBNF) is what the answer matches
+        when it has ended by itself. `logprobs` asks for the probability of every token and of so many likeliest ones.
+        Raises ContextOverflowError before any work when the prompt does not fit, UnusableInputError for a schema or a
+        grammar that cannot be followed.
         """
+        constraint = self.structures.constraint(json_schema, grammar)
         tokens = self.tokens(prompt, system=system, raw=raw)
-        reply = Reply(self.engine, self.vocabulary, tokens, params or self.sampling, max_tokens=max_tokens, stop=stop)
-        return AnswerStream(self.engine, reply, self._about, raw=raw or self.template is None)
+        reply = Reply(
+            self.engine,
+            self.vocabulary,
+            tokens,
+            params or self.sampling,
+            max_tokens=max_tokens,
+            stop=stop,
+            constraint=constraint,
+            logprobs=logprobs,
+        )
+        is_plain = raw or self.template is None or constraint is not None  # with no place for reasoning
+        return AnswerStream(self.engine, reply, self._about, raw=is_plain)
 
     def generate(self, prompt: str | Sequence[Message] | Tokens, **options: Any) -> Answer:
         """The whole answer at once; takes what `stream` takes."""
@@ -196,8 +224,10 @@ class Model:
                 max_tokens=turn.max_tokens,
                 stop=turn.stop,
                 keep_answer=turn.keep_answer,
+                constraint=turn.constraint,
+                logprobs=turn.logprobs,
             )
-            return AnswerStream(self.engine, reply, self._about)
+            return AnswerStream(self.engine, reply, self._about, raw=turn.constraint is not None)
 
         return ChatSession(
             start,
@@ -212,6 +242,8 @@ class Model:
     def interrupt(self) -> None:
         """End the running answers soon, in the middle of a prompt too; from any thread."""
         self.engine.interrupt()
+        if self.drafter is not None:
+            self.drafter.backend.abort()
 
     def finish_writing(self, wait_s: float = CLOSE_WAIT_S) -> None:
         """Wait until the prefix cache is written, for a process that is about to end, and no longer than `wait_s`."""
@@ -228,6 +260,9 @@ class Model:
     def close(self) -> None:
         """Free everything."""
         self.finish_writing()
+        if self.drafter is not None:
+            self.drafter.close()
+        self.structures.close()
         self.backend.close()
         self.native.close()
 

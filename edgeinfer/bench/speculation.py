@@ -105,12 +105,14 @@ def run(models: Sequence[str | Path], suite: Suite, options: RuntimeOptions) -> 
 def _measure(model: Model, workload: Workload, suite: Suite, options: RuntimeOptions) -> Row:
     limit = min(workload.max_tokens, suite.n_gen or workload.max_tokens)
     curve = model.engine.drafting.curve
+    off = replace(options, draft="off", draft_layers=None)
     _answer(model, workload, 2)  # so that every answer finds its prompt computed, and the same way
     pairs = []
     for number in range(suite.repetitions):
         answers = {}
         for draft in ("off", options.draft) if number % 2 == 0 else (options.draft, "off"):
-            model.engine.drafting = open_drafting(replace(options, draft=draft), model.backend, curve)
+            source = model.drafter.source if model.drafter and draft != "off" else None
+            model.engine.drafting = open_drafting(options if draft != "off" else off, model.backend, curve, source)
             answers[draft] = _answer(model, workload, limit)
         pairs.append((answers["off"], answers[options.draft]))
     return _figures(workload, options.draft, pairs, curve) | {"n_prompt": len(model.tokens(workload.prompt))}

@@ -20,6 +20,7 @@ from edgeinfer.cli.runtime_options import (
     CacheTypeK,
     CacheTypeV,
     Draft,
+    DraftLayers,
     DraftMax,
     FlashAttn,
     Mlock,
@@ -64,12 +65,14 @@ def command(
     mlock: Mlock = DEFAULTS.mlock,
     draft: Draft = DEFAULTS.draft,
     draft_max: DraftMax = DEFAULTS.draft_max,
+    draft_layers: DraftLayers = DEFAULTS.draft_layers,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
 ) -> None:
     """Answer every line of a JSONL file, many at a time, in the order of the lines.
 
     A row has "prompt" (continued as it is) or "messages" (through the chat template), and may have "id", "max_tokens",
-    "stop", "priority", "deadline_ms" and the sampling options of run. A row that is wrong gets an error of its own.
+    "stop", "priority", "deadline_ms", "json_schema", "grammar" and the sampling options of run. A row that is wrong
+    gets an error of its own.
     """
     options = RuntimeOptions(
         ctx_size=ctx_size,
@@ -81,6 +84,7 @@ def command(
         prefix_cache=not no_prefix_cache,
         draft=draft,
         draft_max=draft_max,
+        draft_layers=draft_layers,
         mlock=mlock,
     )
     if resume and output == _STANDARD_STREAM:

@@ -17,6 +17,7 @@ from edgeinfer.cli.runtime_options import (
     CacheTypeK,
     CacheTypeV,
     Draft,
+    DraftLayers,
     DraftMax,
     FlashAttn,
     Mlock,
@@ -81,6 +82,7 @@ def command(
     mlock: Mlock = DEFAULTS.mlock,
     draft: Draft = DEFAULTS.draft,
     draft_max: DraftMax = DEFAULTS.draft_max,
+    draft_layers: DraftLayers = DEFAULTS.draft_layers,
 ) -> None:
     """Measure prompt processing and generation: llama-bench's tests, method and field names.
 
@@ -103,6 +105,7 @@ def command(
             mlock=mlock,
             draft=draft,
             draft_max=draft_max,
+            draft_layers=draft_layers,
         )
         thread_counts = _numbers("-t", threads) if threads else (None,)
         usual = _LENGTHS.get(suite, ("", ""))

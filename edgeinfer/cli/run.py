@@ -18,6 +18,7 @@ from edgeinfer.cli.runtime_options import (
     CacheTypeK,
     CacheTypeV,
     Draft,
+    DraftLayers,
     DraftMax,
     FlashAttn,
     Mlock,
@@ -31,6 +32,7 @@ from edgeinfer.options import DEFAULT_CTX_SIZE, ON_OVERFLOW, RuntimeOptions, Sam
 if TYPE_CHECKING:  # the heavy parts are imported when there is something to run
     from edgeinfer.api.model import Model
     from edgeinfer.api.sessions import SessionFile
+    from edgeinfer.grammar.nodes import Grammar
     from edgeinfer.runtime.answer import AnswerStream
     from edgeinfer.runtime.session import OnOverflow
 
@@ -105,7 +107,20 @@ def command(
         list[str] | None, typer.Option("--logit-bias", metavar="ID(+|-)BIAS", help="Favour a token (repeatable).")
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Never end by an end token.")] = False,
+    json_schema: Annotated[
+        str | None,
+        typer.Option("--json-schema", metavar="FILE|TEXT", help="Answer with JSON that is valid for this schema."),
+    ] = None,
+    grammar: Annotated[
+        Path | None, typer.Option("--grammar", help="Answer with a text that matches this grammar (GBNF).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the text.")] = False,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            "--logprobs", metavar="N", help="With --json: the probability of every token, and of the N likeliest."
+        ),
+    ] = None,
     ctx_size: Annotated[
         int | None,
         typer.Option(
@@ -130,6 +145,7 @@ def command(
     ] = None,
     draft: Draft = DEFAULTS.draft,
     draft_max: DraftMax = DEFAULTS.draft_max,
+    draft_layers: DraftLayers = DEFAULTS.draft_layers,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
 ) -> None:
     """Answer a prompt, or chat when there is none and this is a terminal."""
@@ -144,6 +160,7 @@ def command(
         prefix_cache=not no_prefix_cache,
         draft=draft,
         draft_max=draft_max,
+        draft_layers=draft_layers,
     )
     given: dict[str, Any] = {
         "temperature": temp,
@@ -173,9 +190,13 @@ def command(
         raise UsageError("--raw is no conversation, --session is one", "drop one of them")
     if on_overflow not in ON_OVERFLOW:
         raise UsageError(f"--on-overflow is {on_overflow!r}", f"one of {', '.join(ON_OVERFLOW)}")
+    if logprobs is not None and not as_json:
+        raise UsageError("--logprobs without --json", "the probabilities are a key of the envelope: add --json")
     system = _system(system, system_file)
+    structure = _structure(json_schema, grammar)
     text = _prompt(prompt, file)
-    if text is None and (raw or as_json or not (sys.stdin.isatty() and sys.stdout.isatty())):
+    has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if text is None and (raw or as_json or structure is not None or not has_terminal):
         raise UsageError("there is no prompt", "give PROMPT, -f FILE or piped input")
 
     with ending_at_once(as_json=as_json):
@@ -199,10 +220,18 @@ def command(
         leave(loaded, 0, verbose=verbose)
     with ending_at_once(as_json=as_json):  # a long text takes its time to become tokens
         if talk is None:
-            params = dataclasses.replace(loaded.sampling, **flags)
-            stream = loaded.stream(text, system=system, raw=raw, params=params, max_tokens=max_tokens, stop=stop or ())
+            stream = loaded.stream(
+                text,
+                system=system,
+                raw=raw,
+                params=dataclasses.replace(loaded.sampling, **flags),
+                max_tokens=max_tokens,
+                stop=stop or (),
+                grammar=structure,
+                logprobs=logprobs,
+            )
         else:
-            stream = talk.ask(text)
+            stream = talk.ask(text, loaded.structures.constraint(None, structure), logprobs)
     if talk is not None and (note := talk.dropped_note()):
         console.note(f"note: {note}")
     try:
@@ -232,7 +261,11 @@ def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> int:
             if not as_json:
                 output.write(piece)
     if as_json:
-        console.result_json(dataclasses.asdict(stream.answer))
+        envelope = dataclasses.asdict(stream.answer)
+        for name in ("logprobs", "reasoning"):
+            if envelope[name] is None:
+                del envelope[name]
+        console.result_json(envelope)
     else:
         output.end()
     return 128 + signals[0] if stream.answer.finish_reason == "interrupted" else 0
@@ -245,6 +278,23 @@ def _load(model: str, options: RuntimeOptions, *, verbose: bool) -> Model:
 
     threading.Thread(target=template.preload, daemon=True).start()
     return load(model, options, verbose=verbose)
+
+
+def _structure(json_schema: str | None, grammar: Path | None) -> Grammar | None:
+    """What the answer must match; what is wrong with it is said before the model is loaded."""
+    if json_schema is not None and grammar is not None:
+        raise UsageError("both --json-schema and --grammar are given", "give one of them")
+    if json_schema is not None:
+        from edgeinfer.grammar.json_schema.compiler import parse_schema
+
+        if json_schema.lstrip().startswith("{") or json_schema.strip() in ("true", "false"):
+            return parse_schema(inputs.argument(json_schema, "the schema"))
+        return parse_schema(inputs.file(Path(json_schema)), json_schema)
+    if grammar is not None:
+        from edgeinfer.grammar.gbnf import parse_gbnf
+
+        return parse_gbnf(inputs.file(grammar), str(grammar))
+    return None
 
 
 def _prompt(prompt: str | None, file: Path | None) -> str | None:

@@ -24,7 +24,15 @@ NoPrefixCache = Annotated[
 Draft = Annotated[
     str,
     typer.Option(
-        "--draft", metavar="|".join(DRAFTS), help="Guess several tokens and let the model check them at once."
+        "--draft",
+        metavar="|".join((*DRAFTS, "FILE.gguf")),
+        help="Guess several tokens and let the model check them at once.",
     ),
 ]
-DraftMax = Annotated[int, typer.Option("--draft-max", help=f"Most tokens of a guess, 1 to {MAX_DRAFT_TOKENS}.")]
+DraftMax = Annotated[
+    int, typer.Option("--draft-max", metavar="N", help=f"Most tokens of a guess, 1 to {MAX_DRAFT_TOKENS}.")
+]
+DraftLayers = Annotated[
+    int | None,
+    typer.Option("--draft-layers", metavar="N", help="With --draft layers: guess with this many of the first layers."),
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from edgeinfer.api.sessions import SavedSession, SessionFile, existing_session
@@ -11,6 +12,7 @@ from edgeinfer.errors import UsageError
 from edgeinfer.options import SamplingParams
 from edgeinfer.runtime.answer import AnswerStream
 from edgeinfer.runtime.session import ChatSession, TurnSettings
+from edgeinfer.types import Constraint
 
 
 class Talk:
@@ -39,9 +41,10 @@ class Talk:
         if system is not None:
             session.system = system
 
-    def ask(self, text: str) -> AnswerStream:
-        """Say something, as `ChatSession.ask`."""
+    def ask(self, text: str, constraint: Constraint | None = None, logprobs: int | None = None) -> AnswerStream:
+        """Say something, as `ChatSession.ask`; the rest is of this turn only."""
         self._set_turn()
+        self.session.settings = replace(self.session.settings, constraint=constraint, logprobs=logprobs)
         return self.session.ask(text)
 
     def regenerate(self) -> AnswerStream:

@@ -43,6 +43,7 @@ class Tensor(ctypes.Structure):
     nb: Any
     op: int
     src: Any
+    data: int | None
     name: bytes
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
-from edgeinfer.errors import EdgeinferError
+from edgeinfer.errors import EdgeinferError, UsageError
 from edgeinfer.options import SamplingParams
 from edgeinfer.runtime.engine import Engine
 from edgeinfer.runtime.reasoning import closing_of_open_block, split_reasoning
+from edgeinfer.runtime.recording import MAX_LOGPROBS
 from edgeinfer.runtime.request import Generation
 from edgeinfer.runtime.text import TextStream
-from edgeinfer.types import Answer, FinishReason, Request, Timings, Tokens, Vocabulary
+from edgeinfer.types import Answer, Constraint, FinishReason, Request, Timings, Tokens, Vocabulary
 
 _request_ids = count()
 _PROMPT_END_TOKENS = 16
@@ -45,8 +47,14 @@ class Reply:
         stop: Sequence[str] = (),
         priority: int = 0,
         deadline_ms: float | None = None,
+        constraint: Constraint | None = None,
+        logprobs: int | None = None,
         keep_answer: bool = False,
     ) -> None:
+        if constraint is not None and any(stop):
+            raise UsageError("a stop string could end the answer before it is complete", "drop stop or the schema")
+        if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
+            raise UsageError(f"logprobs is {logprobs}", f"give a number from 0 to {MAX_LOGPROBS}")
         self._engine = engine
         self._vocabulary = vocabulary
         self._text = TextStream(stop)
@@ -61,6 +69,8 @@ class Reply:
                 end_tokens=vocabulary.end_tokens,
                 priority=priority,
                 deadline_ms=deadline_ms,
+                constraint=constraint,
+                logprobs=logprobs,
                 keep_answer=keep_answer,
             )
         )
@@ -84,6 +94,27 @@ class Reply:
         self._engine.cancel(generation.request.id)
         del generation.tokens[self._seen :]  # what the same step brought beyond a stop string
         self.finish_reason = "stop" if self._text.stopped else generation.finish_reason
+
+    def logprobs(self) -> tuple[dict[str, Any], ...] | None:
+        """What the envelope tells of every token of `tokens`; None where it was not asked for."""
+        recorder = self.generation.recorder
+        if recorder is None:
+            return None
+        return tuple(
+            {
+                **self._named(entry.token, entry.logprob),
+                "top": [self._named(token, logprob) for token, logprob in entry.top],
+            }
+            for entry in recorder.entries[: len(self.tokens)]
+        )
+
+    def _named(self, token: int, logprob: float) -> dict[str, Any]:
+        """A token by id and text; by its bytes where they are only a part of a character."""
+        piece = self._vocabulary.piece(token, special=True)
+        try:
+            return {"id": token, "piece": piece.decode("utf-8"), "logprob": logprob}
+        except UnicodeDecodeError:
+            return {"id": token, "piece": list(piece), "logprob": logprob}
 
     def cancel(self) -> None:
         """End the request now, if it has not ended."""
@@ -165,7 +196,8 @@ class AnswerStream:
             generation.sampler.seed,
             generation.usage,
             _timings(generation, self._about.load_ms),
-            reasoning=reasoning,
+            self._reply.logprobs(),
+            reasoning,
         )
 
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from edgeinfer.options import MAX_DRAFT_TOKENS
 from edgeinfer.runtime.request import Generation
+from edgeinfer.scheduling.policy import DEFAULT_STEPS, Limits
 from edgeinfer.speculation.acceptance import Acceptance
 from edgeinfer.speculation.controller import LEAST_SURVIVAL, Best, best_length, shared_lengths
 from edgeinfer.speculation.cost import CostCurve
@@ -25,8 +26,11 @@ T = TypeVar("T")
 _LEAST_SHARE = 3
 """Tokens that a request's draft may have in a large batch, where longer ones hardly pay and asking for them costs."""
 _PROBE_TOKENS = 2
+_TRIALS = 8
+"""Proposals of a source that is not free before what came of them decides whether it is asked."""
 _FIRST_PROBE_TOKENS = 32
-"""A source that is not free and does not pay is tried again after so many tokens, then after twice as many."""
+"""A source that is not free and does not pay is tried again after so many tokens, then after twice as many, in whatever
+answer: to try it can mean to let it read a long text first."""
 _ASSUMED_DRAFT_COST = 0.5
 """Of a token of a source that is not free, before one was timed, where a pass of the model is 1."""
 _WEIGHT = 0.3  # of the newest time
@@ -40,8 +44,11 @@ class SourceUse:
     accepted_tokens: int = 0
     failures: int = 0
     """Requests that it was asked no more about, because it raised something."""
+    proposals: int = 0
     token_s: float | None = None
     """What a token of its proposals takes."""
+    probe_tokens: int = _FIRST_PROBE_TOKENS
+    """After so many tokens of an answer it is tried again, where it is not free and does not pay."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,20 +63,32 @@ class Following:
     """Of the step that runs, verified or not: the tokens that come say which were right."""
     timed: set[str] = field(default_factory=set)
     """Sources whose first proposal, which may have to read the whole prompt, is behind them."""
-    probe_tokens: int = _FIRST_PROBE_TOKENS
-    probe_at: int = _FIRST_PROBE_TOKENS
+    probe_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a step has beside the rows that it runs anyway."""
+    """What the next step has room for."""
 
-    n_rows: int
-    """These rows."""
+    n_running: int
+    """Requests, those whose prompts are being computed too."""
     n_free: int
-    """Rows for drafts."""
-    most_s: float
-    """How long the step should take at most."""
+    """Cells of the KV cache that none of them holds."""
+    request_tokens: int
+    """What a request may have at most."""
+    limits: Limits
+
+    def draft_tokens(self, generation: Generation) -> int:
+        """The most tokens of a request's draft: a step brings one more than it accepts."""
+        left = min(generation.max_tokens - generation.n_answered, self.request_tokens + 1 - len(generation.tokens))
+        return left - 1 if generation.n_answered else 0
+
+    def most_s(self, plain_s: float) -> float:
+        """How long a step may take that takes `plain_s` without drafts."""
+        target_ms = self.limits.latency_target_ms
+        if self.n_running == 1:
+            return math.inf  # nobody else waits for its end
+        return DEFAULT_STEPS * plain_s if target_ms is None else target_ms / 1e3
 
 
 class Drafting:
@@ -115,22 +134,28 @@ class Drafting:
             for name in list(following.drafts):
                 self._end(following, name)
 
-    def propose(self, most_tokens: dict[Generation, int], room: Room) -> dict[Generation, Proposal]:
-        """The drafts to verify now, of requests that may have so many draft tokens each."""
-        if not self._sources:
+    def propose(self, decoding: Sequence[Generation], room: Room) -> dict[Generation, Proposal]:
+        """The drafts to verify in a step that has a row of each of these requests anyway.
+
+        Where steps have a target, a prompt has what its time leaves, and no draft takes that away.
+        """
+        if not self._sources or (len(decoding) < room.n_running and room.limits.latency_target_ms != math.inf):
             return {}
+        n_rows = len(decoding)
+        n_free = min(room.limits.max_step_tokens, room.n_free) - n_rows
         unit_s = self.curve.unit_s
-        most_cost = room.most_s / unit_s if unit_s else math.inf
+        most_cost = room.most_s(self.curve.seconds(n_rows)) / unit_s if unit_s else math.inf
+        share = min(n_free, self._most_tokens, max(_LEAST_SHARE, MAX_DRAFT_TOKENS // max(1, n_rows)))
         chosen: dict[Generation, tuple[Proposal, list[float]]] = {}
-        for generation, most in most_tokens.items():
-            most = min(most, room.n_free, self._most_tokens, max(_LEAST_SHARE, MAX_DRAFT_TOKENS // len(most_tokens)))
+        for generation in decoding:
+            most = min(share, room.draft_tokens(generation))
             if most < 1:
                 continue
-            best = self._best(self._follow(generation), generation.n_answered, most, room.n_rows, most_cost)
+            best = self._best(self._follow(generation), generation.n_answered, most, n_rows, most_cost)
             if best is not None:
                 chosen[generation] = best
         survivals = [survival for _, survival in chosen.values()]
-        lengths = shared_lengths(survivals, room.n_rows, room.n_free, self.curve, most_cost) if survivals else []
+        lengths = shared_lengths(survivals, n_rows, n_free, self.curve, most_cost) if survivals else []
         drafts = {}
         for (generation, (proposal, _)), length in zip(chosen.items(), lengths, strict=True):
             if length:
@@ -188,16 +213,21 @@ class Drafting:
         best, found = Best(0, 0.0), None
         following.proposals.clear()  # of a step that the cache had no room for
         for name in sorted(following.drafts, key=lambda name: not self._sources[name].is_free):
-            wanted = most_tokens
+            wanted, is_probe = most_tokens, False
             if not self._sources[name].is_free:
                 wanted = self._worth_asking(following, name, wanted, n_rows, most_cost, best)
-                if wanted == 0 and n_answered >= following.probe_at:
+                use = self.use[name]
+                is_probe = wanted == 0 and n_answered >= max(following.probe_at, use.probe_tokens)
+                if is_probe or (wanted == 0 and use.proposals < _TRIALS):
                     wanted = min(_PROBE_TOKENS, most_tokens)
-                    following.probe_tokens *= 2
-                    following.probe_at = n_answered + following.probe_tokens
+                elif wanted:
+                    use.probe_tokens = _FIRST_PROBE_TOKENS
             proposal = self._ask(following, name, wanted) if wanted > 0 else None
-            if proposal is None:
+            if proposal is None:  # it may still be reading the text: ask again
                 continue
+            if is_probe:
+                use.probe_tokens *= 2
+                following.probe_at = n_answered + use.probe_tokens
             following.proposals.append(proposal)
             survive = partial(following.acceptance.survival, name, proposal.grades, LEAST_SURVIVAL)
             survival = self._guarded(following, name, survive) or []
@@ -223,10 +253,14 @@ class Drafting:
         is_free = self._sources[name].is_free
         started_s = 0.0 if is_free else self._clock()
         proposal = self._guarded(following, name, lambda: draft.propose(most_tokens))
+        spent_s = 0.0 if is_free else self._clock() - started_s
+        if self.curve.unit_s is not None:
+            self._spent_s += spent_s
         if proposal is None:
             return None
+        use.proposals += 1
         if not is_free and name in following.timed and proposal.tokens:
-            token_s = (self._clock() - started_s) / len(proposal.tokens)
+            token_s = spent_s / len(proposal.tokens)
             use.token_s = token_s if use.token_s is None else use.token_s + _WEIGHT * (token_s - use.token_s)
         following.timed.add(name)
         return self._guarded(following, name, lambda: self._sound(proposal, name, most_tokens))

@@ -10,7 +10,6 @@ are committed, and whatever else the cache then holds of the sequence is cut off
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -19,14 +18,15 @@ from dataclasses import replace
 from edgeinfer.cache.block import BLOCK_TOKENS
 from edgeinfer.cache.radix import Match, common_length
 from edgeinfer.errors import ContextOverflowError, UsageError
+from edgeinfer.runtime.constrained import ConstrainedSampler
 from edgeinfer.runtime.drafting import Drafting, Room
+from edgeinfer.runtime.recording import RecordingSampler
 from edgeinfer.runtime.request import Generation, Share
 from edgeinfer.runtime.residency import Residency
 from edgeinfer.runtime.swap import Swap
-from edgeinfer.scheduling.policy import DEFAULT_STEPS, MIN_SHARED_TOKENS, Limits, Pace
+from edgeinfer.scheduling.policy import MIN_SHARED_TOKENS, Limits, Pace
 from edgeinfer.scheduling.scheduler import Cached, Scheduler
 from edgeinfer.speculation.accept import accepted
-from edgeinfer.speculation.draft import Proposal
 from edgeinfer.types import (
     Backend,
     FinishReason,
@@ -93,10 +93,16 @@ class Engine:
         tokens: list[int] = request.tokens.tolist()
         for token in tokens:
             sampler.accept(token)
+        recorder = None
+        if request.constraint is not None:
+            sampler = ConstrainedSampler(sampler, request.constraint)
+        if request.logprobs is not None:
+            sampler = recorder = RecordingSampler(sampler, request.logprobs)
         now_s = self._clock()
         generation = Generation(
             request=request,
             sampler=sampler,
+            recorder=recorder,
             tokens=tokens,
             prompt_tokens=n_prompt,
             max_tokens=request.max_tokens,
@@ -165,33 +171,11 @@ class Engine:
         scheduler = self._scheduler
         while scheduler.lacks_room(self._residency.n_free):
             self._preempt(scheduler.victim(now_s))
-        drafts = self._drafts(scheduler.decoding)
+        room = Room(len(scheduler.running), self._residency.n_free, self._max_tokens, self.limits)
+        drafts = self.drafting.propose(scheduler.decoding, room)
         n_drafted = sum(len(draft.tokens) for draft in drafts.values())
         rows = scheduler.rows(now_s, self._residency.n_free, n_drafted)
         return [Share.of(generation, length, drafts.get(generation)) for generation, length in rows]
-
-    def _drafts(self, decoding: list[Generation]) -> dict[Generation, Proposal]:
-        """What the step verifies besides: of answers that have begun, as far as their limits and the cache go.
-
-        Where steps have a target, a prompt has what its time leaves, and no draft takes that away.
-        """
-        n_running, target_ms = len(self._scheduler.running), self.limits.latency_target_ms
-        if len(decoding) < n_running and target_ms != math.inf:
-            return {}
-        most_tokens = {}
-        for generation in decoding:
-            left = min(generation.max_tokens - generation.n_answered, self._max_tokens + 1 - len(generation.tokens))
-            if generation.n_answered and left > 1:
-                most_tokens[generation] = left - 1  # a step brings one token more than it accepts
-        if not most_tokens:
-            return {}
-        n_rows = len(decoding)
-        n_free = min(self.limits.max_step_tokens, self._residency.n_free) - n_rows
-        if n_running == 1:
-            most_s = math.inf  # nobody else waits for the step to end
-        else:
-            most_s = self.drafting.curve.seconds(n_rows) * DEFAULT_STEPS if target_ms is None else target_ms / 1e3
-        return self.drafting.propose(most_tokens, Room(n_rows, n_free, most_s))
 
     def _observe(self, shares: list[Share], n_new: int, step_s: float, forward_s: float) -> None:
         """Learn from how long a step took, and its forward pass, and how many tokens it brought."""
@@ -258,6 +242,9 @@ class Engine:
         """Whether the answer ends with this token, its last."""
         if token in generation.request.end_tokens:
             return "stop"
+        constraint = generation.request.constraint
+        if constraint is not None and constraint.is_complete:
+            return "schema"
         if generation.n_answered >= generation.max_tokens or len(generation.tokens) > self._max_tokens:
             return "length"
         return None

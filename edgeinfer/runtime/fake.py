@@ -237,6 +237,10 @@ class FakeVocabulary:
             return bytes([token])
         return SPECIAL[token - 256].encode() if special else b""
 
+    def pieces(self) -> list[bytes]:
+        """Those of all tokens."""
+        return [self.piece(token) for token in range(self.n_tokens)]
+
     def text(self, token: int) -> str:
         """How a token is spelled."""
         return self.piece(token, special=True).decode("latin-1")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgeinfer.runtime.recording import RecordingSampler
 from edgeinfer.runtime.residency import Saved
 from edgeinfer.scheduling.job import Job
 from edgeinfer.speculation.draft import Proposal
@@ -18,6 +19,8 @@ class Generation(Job):
 
     request: Request
     sampler: Sampler
+    recorder: RecordingSampler | None = None
+    """Where the sampler keeps the probabilities, if they were asked for."""
     seq_id: int | None = None
     """The sequence it owns; None while it waits."""
     cached_tokens: int | None = None

@@ -14,7 +14,7 @@ from edgeinfer.runtime.answer import AnswerStream, said
 from edgeinfer.runtime.conversation import Conversation, Said, oldest_kept
 from edgeinfer.runtime.prompt import chat_text, tokenize_chat
 from edgeinfer.runtime.template import ChatTemplate
-from edgeinfer.types import Tokens, Vocabulary
+from edgeinfer.types import Constraint, Tokens, Vocabulary
 
 OnOverflow = Literal["error", "truncate"]
 
@@ -33,6 +33,9 @@ class TurnSettings:
     stop: tuple[str, ...] = ()
     keep_answer: bool = False
     """Whether the KV state of the answer is kept on disk, for another process to go on from."""
+    constraint: Constraint | None = None
+    """What the answer has to match; it then has no reasoning before it."""
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ that an answer is put together from are the same either way.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,8 +51,12 @@ class OriginalVocabulary:
         """Whether `add_special` puts the begin-of-sequence token in front."""
         return self._base.adds_bos
 
+    def pieces(self) -> list[bytes]:
+        """The bytes of every token, in the order of the tokens."""
+        return self._base.pieces()
+
     @property
-    def end_tokens(self) -> Container[int]:
+    def end_tokens(self) -> Collection[int]:
         """The tokens that end a generation."""
         return self._base.end_tokens
 

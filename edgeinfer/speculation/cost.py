@@ -12,6 +12,8 @@ _KNOTS = tuple(_ASSUMED)
 MAX_ROWS = _KNOTS[-1]
 # Of the newest step: in the time of one row, if it was one or if it was more, and in the shape of the curve.
 _UNIT_WEIGHT, _OTHER_UNIT_WEIGHT, _SHAPE_WEIGHT = 0.3, 0.1, 0.1
+_FIRST_SHAPE_WEIGHT = 0.5
+"""Of the first step near a part of the curve that is only assumed; of the second it is half that, then a third."""
 _OUTLIER = 2.0
 """A step that took more than so many times what was expected, or less than that part, counts as if it had just that."""
 
@@ -26,17 +28,17 @@ class CostCurve:
     def __init__(self, shape: dict[int, float] | None = None) -> None:
         known = shape or {}
         self._at = {rows: known.get(rows, cost) for rows, cost in _ASSUMED.items()}
+        self._seen = {rows: _FIRST_SHAPE_WEIGHT / _SHAPE_WEIGHT if rows in known else 0.0 for rows in _ASSUMED}
+        """How many steps there were near it."""
         self.unit_s: float | None = None
         """Seconds of a pass over one row."""
-        self.is_learned = False
-        """Whether steps have changed the shape."""
         self._table: list[float] = []
         self._fill()
 
     @property
     def shape(self) -> dict[int, float]:
-        """The cost at some numbers of rows, for `CostCurve(shape)`."""
-        return {rows: round(cost, 4) for rows, cost in self._at.items()}
+        """What was learned: the cost at some numbers of rows, for `CostCurve(shape)`."""
+        return {rows: round(cost, 4) for rows, cost in self._at.items() if self._seen[rows]}
 
     def cost(self, rows: int) -> float:
         """What a pass over so many rows takes, where one row takes 1."""
@@ -58,17 +60,18 @@ class CostCurve:
         ratio = min(max(seconds / (self.unit_s * self.cost(rows)), 1 / _OUTLIER), _OUTLIER)
         self.unit_s *= 1 + (_UNIT_WEIGHT if rows == 1 else _OTHER_UNIT_WEIGHT) * (ratio - 1)
         if rows > 1:
-            self.is_learned = True
-            self._bend(rows, 1 + _SHAPE_WEIGHT * (ratio - 1))
+            self._bend(rows, ratio)
 
-    def _bend(self, rows: int, factor: float) -> None:
-        """Change the curve at some rows, the nearer knot more."""
+    def _bend(self, rows: int, ratio: float) -> None:
+        """Change the curve at some rows towards `ratio` times what it is, the nearer knot more."""
         above = next(knot for knot in _KNOTS if knot >= rows)
         below = max(knot for knot in _KNOTS if knot <= rows)
         share = 1.0 if above == below else (rows - below) / (above - below)
         for knot, part in ((above, share), (below, 1 - share)):
             if knot > 1 and part > 0:
-                self._at[knot] *= factor**part
+                weight = max(_SHAPE_WEIGHT, _FIRST_SHAPE_WEIGHT / (1 + self._seen[knot]))
+                self._at[knot] *= 1 + part * weight * (ratio - 1)
+                self._seen[knot] += part
         self._fill()
 
     def _fill(self) -> None:

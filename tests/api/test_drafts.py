@@ -97,4 +97,4 @@ def test_a_real_answer_with_drafts_says_what_they_brought(smollm2_gguf, tmp_path
     for draft in ("lookup", "auto"):
         assert usage[draft].drafted_tokens >= usage[draft].accepted_tokens > 10
     (kept,) = (tmp_path / "speculation").iterdir()
-    assert json.loads(kept.read_text())["cost"]["1"] == 1
+    assert all(cost > 0.9 for cost in json.loads(kept.read_text())["cost"].values())

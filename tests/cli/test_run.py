@@ -153,7 +153,7 @@ def test_piped_input_follows_the_prompt_after_a_blank_line(smollm2_gguf):
 @pytest_model
 def test_the_envelope_has_the_contracts_keys(smollm2_gguf):
     answer = json.loads(run(smollm2_gguf, QUESTION, "-n", 4, "--seed", 7, "--json").stdout)
-    assert list(answer) == ["model", "kernels", "text", "finish_reason", "seed", "usage", "timings", "reasoning"]
+    assert list(answer) == ["model", "kernels", "text", "finish_reason", "seed", "usage", "timings"]
     assert list(answer["usage"]) == [
         "prompt_tokens",
         "cached_tokens",

