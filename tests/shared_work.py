@@ -22,7 +22,7 @@ from edgeinfer.native.quantize import GGMLQuantizer
 
 @contextmanager
 def shared_by_conversions() -> Iterator[None]:
-    """Within it conversions share what they can, as long as they are all of one checkpoint."""
+    """Within it conversions share what they can, best one checkpoint's after the other."""
     quantizer = _RememberingQuantizer()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "load_tokenizer", _once(pipeline.load_tokenizer, lambda checkpoint, _: checkpoint.path))
@@ -32,13 +32,13 @@ def shared_by_conversions() -> Iterator[None]:
 
 
 def _once(function: Callable[..., Any], key: Callable[..., Any]) -> Callable[..., Any]:
-    known: dict[Any, Any] = {}
+    known: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
 
     def call(*arguments: Any) -> Any:
         if (what := key(*arguments)) not in known:
-            assert not known, "another checkpoint"
-            known[what] = function(*arguments)
-        return known[what]
+            known.clear()  # another checkpoint's turn
+            known[what] = function(*arguments), arguments  # kept, so that no other object can have their identity
+        return known[what][0]
 
     return call
 

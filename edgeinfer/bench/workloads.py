@@ -59,14 +59,14 @@ WORKLOADS = (
     Workload("chat", "What is the difference between a virus and a bacterium? Explain it to a child.", 200),
     Workload(
         "code edit",
-        "Rename the functions load, total and report in this file to read_rows, sum_column and print_report. "
-        f"Reply with the whole file and nothing else.\n\n```python\n{_CODE}```",
+        f"```python\n{_CODE}```\n\nRename load to read_rows, total to sum_column and report to print_report. "
+        "Write the whole file with the new names.",
         260,
     ),
     Workload(
         "summarise",
-        f"Summarise this text in a few sentences, with the text's own words where you can.\n\n{_ARTICLE}",
-        200,
+        f"Summarise this text in three sentences. Reuse the text's own words.\n\n{_ARTICLE}",
+        260,
     ),
     Workload(
         "question over a text",

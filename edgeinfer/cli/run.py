@@ -112,7 +112,8 @@ def command(
         typer.Option("--json-schema", metavar="FILE|TEXT", help="Answer with JSON that is valid for this schema."),
     ] = None,
     grammar: Annotated[
-        Path | None, typer.Option("--grammar", help="Answer with a text that matches this grammar (GBNF).")
+        Path | None,
+        typer.Option("--grammar", metavar="FILE", help="Answer with a text that matches this grammar (GBNF)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the text.")] = False,
     logprobs: Annotated[

@@ -26,7 +26,7 @@ class CostCurve:
     """
 
     def __init__(self, shape: dict[int, float] | None = None) -> None:
-        known = shape or {}
+        known = {rows: cost for rows, cost in (shape or {}).items() if rows > 1}  # one row is the unit
         self._at = {rows: known.get(rows, cost) for rows, cost in _ASSUMED.items()}
         self._seen = {rows: _FIRST_SHAPE_WEIGHT / _SHAPE_WEIGHT if rows in known else 0.0 for rows in _ASSUMED}
         """How many steps there were near it."""

@@ -68,6 +68,11 @@ BAD_ROWS = [
     ('{"id": "surrogate", "prompt": "\\ud800"}', "usage"),
     ('{"id": "bias", "prompt": "x", "logit_bias": ["99999999-inf"]}', "usage"),
     ('{"id": ["list"], "prompt": "x"}', "usage"),
+    ('{"id": "schema", "prompt": "x", "json_schema": {"not": {}}}', "unusable_input"),
+    ('{"id": "schema text", "prompt": "x", "json_schema": "{}"}', "usage"),
+    ('{"id": "grammar", "prompt": "x", "grammar": "root ::= root"}', "unusable_input"),
+    ('{"id": "both", "prompt": "x", "grammar": "x", "json_schema": {}}', "usage"),
+    ('{"id": "stop", "prompt": "x", "json_schema": {"type": "null"}, "stop": "l"}', "usage"),
     (json.dumps({"id": "long", "prompt": "word " * 9000}), "context_overflow"),
 ]
 
@@ -94,7 +99,7 @@ def test_good_and_bad_rows_come_out_in_order_with_the_contracts_keys(smollm2_ggu
     assert rows[0]["finish_reason"] == "length"
     assert rows[-1]["finish_reason"] == "stop"
     assert " s" not in rows[-1]["text"]
-    assert b"15 failed" in done.stderr
+    assert b"20 failed" in done.stderr
 
 
 @pytest.mark.model
@@ -118,7 +123,7 @@ def test_resuming_after_a_kill_adds_exactly_what_is_missing(smollm2_gguf, tmp_pa
     after = target.read_bytes()
     assert after.startswith(before)
     assert [json.loads(line)["id"] for line in after.splitlines()] == list(range(12))
-    assert f"{len(before.splitlines())} rows are there already".encode() in done.stderr
+    assert f"{len(before.splitlines())} rows there already".encode() in done.stderr
 
 
 @pytest.mark.model

@@ -60,6 +60,13 @@ def error_of(done):
         (["missing.gguf", "hi", "--raw", "--session", "x"], 2, "--raw"),
         (["missing.gguf", "hi", "--session", "../x"], 2, "'../x' cannot name a session"),
         (["missing.gguf", "hi", "--on-overflow", "panic"], 2, "--on-overflow is 'panic'"),
+        (["missing.gguf", "hi", "--json-schema", '{"not": {}}'], 4, "'not'"),
+        (["missing.gguf", "hi", "--json-schema", '{"type": '], 4, "not JSON"),
+        (["missing.gguf", "hi", "--json-schema", "missing.json"], 3, "missing.json"),
+        (["missing.gguf", "hi", "--json-schema", "true", "--grammar", "x"], 2, "both"),
+        (["missing.gguf", "hi", "--grammar", "missing.gbnf"], 3, "missing.gbnf"),
+        (["missing.gguf", "--json-schema", "true"], 2, "no prompt"),
+        (["missing.gguf", "hi", "--logprobs", "3"], 2, "--json"),
         (["missing.gguf"], 2, "no prompt"),
         (["missing.gguf", ""], 2, "prompt is empty"),
         (["missing.gguf", b"\xff\xfe"], 2, "not UTF-8"),
@@ -163,6 +170,50 @@ def test_the_envelope_has_the_contracts_keys(smollm2_gguf):
     ]
     assert list(answer["timings"]) == ["load_ms", "prefill_ms", "ttft_ms", "decode_ms", "decode_tps"]
     assert (answer["seed"], answer["finish_reason"], answer["usage"]["completion_tokens"]) == (7, "length", 4)
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+    },
+    "required": ["name", "age"],
+}
+
+
+@pytest_model
+@pytest.mark.parametrize("seed", range(3))
+def test_an_answer_for_a_schema_is_valid_json(smollm2_gguf, tmp_path, seed):
+    (tmp_path / "person.json").write_text(json.dumps(PERSON))
+    flags = [
+        "--json-schema",
+        tmp_path / "person.json",
+        "--temp",
+        1,
+        "--seed",
+        seed,
+        "-n",
+        200,
+        "--json",
+        "--logprobs",
+        2,
+    ]
+    answer = json.loads(run(smollm2_gguf, "Describe a person.", *flags).stdout)
+    assert answer["finish_reason"] == "schema"
+    person = json.loads(answer["text"])
+    assert list(person) == ["name", "age"]
+    assert len(person["name"]) <= 20
+    assert 0 <= person["age"] <= 120
+    assert "".join(entry["piece"] for entry in answer["logprobs"]) == answer["text"]
+    assert all(len(entry["top"]) == 2 for entry in answer["logprobs"])
+
+
+@pytest_model
+def test_an_answer_for_a_grammar_is_one_of_it(smollm2_gguf, tmp_path):
+    (tmp_path / "answer.gbnf").write_text('root ::= ("yes" | "no") "."')
+    done = run(smollm2_gguf, QUESTION, "--grammar", tmp_path / "answer.gbnf")
+    assert done.stdout in (b"yes.\n", b"no.\n")
 
 
 @pytest_model

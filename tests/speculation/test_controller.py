@@ -135,4 +135,5 @@ def test_an_outlier_moves_little_and_more_rows_never_cost_less():
 
 @given(st.dictionaries(st.sampled_from([1, 2, 4, 8, 64, 128]), st.floats(1, 1e4)))
 def test_a_kept_shape_comes_back(shape):
+    assert CostCurve(shape).cost(1) == 1
     assert CostCurve(CostCurve(shape).shape).shape == CostCurve(shape).shape
