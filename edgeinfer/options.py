@@ -120,6 +120,8 @@ class RuntimeOptions:
 
 DEFAULT_CTX_SIZE = 4096
 FLASH_ATTN = ("auto", "on", "off")
+ON_OVERFLOW = ("error", "truncate")
+"""What becomes of a conversation that no longer fits the context."""
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 

@@ -261,6 +261,8 @@ class Request:
     """Begins with the answer: the prompt is not part of it."""
     logprobs: int | None = None
     """Keep the probability of every token, and of so many of the likeliest."""
+    keep_answer: bool = False
+    """Whether the prefix cache gets the answer too, for a conversation that goes on in another process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +320,8 @@ class Answer:
     timings: Timings = field(default_factory=Timings)
     logprobs: tuple[dict[str, Any], ...] | None = None
     """Of every token, where they were asked for: `id, piece, logprob, top`."""
+    reasoning: str | None = None
+    """What the model wrote to itself before `text`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,7 +28,19 @@ RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 # Given their native parts by `api`, so that both run without the C library.
 WITHOUT_NATIVE = ("runtime", "convert.stream")
 C_LIBRARY = {"llama_cpp", "ctypes", "_ctypes", "cffi"}
-HEAVY = {"numpy", "llama_cpp", "ctypes", "tokenizers", "jinja2", "rich", "tqdm", "gguf", "safetensors", "mmap"}
+HEAVY = {
+    "numpy",
+    "llama_cpp",
+    "ctypes",
+    "tokenizers",
+    "jinja2",
+    "rich",
+    "prompt_toolkit",
+    "tqdm",
+    "gguf",
+    "safetensors",
+    "mmap",
+}
 
 
 def _module(path: Path) -> str:

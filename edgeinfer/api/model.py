@@ -32,7 +32,7 @@ from edgeinfer.options import RuntimeOptions, SamplingParams
 from edgeinfer.runtime.answer import About, AnswerStream, Reply
 from edgeinfer.runtime.engine import Engine
 from edgeinfer.runtime.prompt import chat_tokens, no_template, raw_tokens
-from edgeinfer.runtime.session import ChatSession
+from edgeinfer.runtime.session import ChatSession, OnOverflow, TurnSettings
 from edgeinfer.runtime.template import ChatTemplate, Message
 from edgeinfer.scheduling.policy import Limits
 from edgeinfer.speculation.cost import CostCurve
@@ -176,7 +176,8 @@ class Model:
             constraint=constraint,
             logprobs=logprobs,
         )
-        return AnswerStream(self.engine, reply, self._about)
+        is_plain = raw or self.template is None or constraint is not None  # with no place for reasoning
+        return AnswerStream(self.engine, reply, self._about, raw=is_plain)
 
     def generate(self, prompt: str | Sequence[Message] | Tokens, **options: Any) -> Answer:
         """The whole answer at once; takes what `stream` takes."""
@@ -205,15 +206,38 @@ class Model:
         params: SamplingParams | None = None,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
+        on_overflow: OnOverflow = "error",
     ) -> ChatSession:
-        """Begin a conversation. Raises UsageError for a model without a chat template."""
+        """Begin a conversation; "truncate" drops its oldest turns where the context is full.
+
+        Raises UsageError for a model without a chat template.
+        """
         if self.template is None:
             raise no_template()
 
-        def start(tokens: Tokens) -> AnswerStream:
-            return self.stream(tokens, params=params, max_tokens=max_tokens, stop=stop)
+        def start(tokens: Tokens, turn: TurnSettings) -> AnswerStream:
+            reply = Reply(
+                self.engine,
+                self.vocabulary,
+                tokens,
+                turn.params,
+                max_tokens=turn.max_tokens,
+                stop=turn.stop,
+                keep_answer=turn.keep_answer,
+                constraint=turn.constraint,
+                logprobs=turn.logprobs,
+            )
+            return AnswerStream(self.engine, reply, self._about, raw=turn.constraint is not None)
 
-        return ChatSession(start, self.vocabulary, self.template, system=system)
+        return ChatSession(
+            start,
+            self.vocabulary,
+            self.template,
+            n_ctx=self.backend.n_ctx,
+            settings=TurnSettings(params or self.sampling, max_tokens, tuple(stop)),
+            system=system,
+            on_overflow=on_overflow,
+        )
 
     def interrupt(self) -> None:
         """End the running answers soon, in the middle of a prompt too; from any thread."""

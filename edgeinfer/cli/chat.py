@@ -2,83 +2,199 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+import shutil
+import sys
+from collections.abc import Callable
 
-from edgeinfer.api.model import Model
-from edgeinfer.cli import console
+from edgeinfer.cli import commands, console
+from edgeinfer.cli.answer_view import AnswerView, is_plain, printable
+from edgeinfer.cli.commands import Command, Message
 from edgeinfer.cli.interrupt import on_interrupt
-from edgeinfer.errors import EdgeinferError
-from edgeinfer.options import SamplingParams
+from edgeinfer.cli.status import status_line, token_table
+from edgeinfer.cli.talk import Talk
+from edgeinfer.errors import EdgeinferError, UsageError
+from edgeinfer.home import home
 from edgeinfer.runtime.answer import AnswerStream
-from edgeinfer.runtime.session import ChatSession
+from edgeinfer.types import Answer
 
-_HELP = """\
-/system TEXT  begin anew with this system prompt (without TEXT: with none)
-/clear        begin anew
-/regen        answer the last turn again
-/bye          leave (so does Ctrl-D, or Ctrl-C twice)
-Ctrl-C stops an answer and keeps what was said."""
+REASONING = ("show", "fold")
 
 
-def run(
-    model: Model, *, system: str | None, params: SamplingParams, max_tokens: int | None, stop: Sequence[str]
-) -> None:
-    """Talk until the person leaves. Errors of a turn are told, and the chat goes on."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  line editing and history in input()
-    session = model.chat(system=system, params=params, max_tokens=max_tokens, stop=stop)
-    console.note("Chat: /help for help, Ctrl-D to leave.")
-    leaving = False
-    while True:
-        try:
-            line = input(">>> ").strip()
-        except EOFError:
-            console.note("")
-            return
-        except KeyboardInterrupt:
-            if leaving:
-                console.note("")
+def run(talk: Talk, interrupt: Callable[[], None]) -> None:
+    """Talk until the person leaves; `interrupt` ends an answer from another thread. Errors are told, and it goes on."""
+    from edgeinfer.cli.terminal import left_sane
+
+    with left_sane():
+        Chat(talk, interrupt).run()
+
+
+class Chat:
+    """What a person types, done."""
+
+    def __init__(self, talk: Talk, interrupt: Callable[[], None]) -> None:
+        from edgeinfer.cli.terminal import open_editor
+
+        self._talk = talk
+        self._interrupt = interrupt
+        self._plain = is_plain(sys.stdout)
+        self._folds = False
+        self._answer: Answer | None = None
+        self._editor = open_editor(home() / "chat_history", self._status, plain=self._plain)
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/help": lambda _: console.note(commands.help_text()),
+            "/system": self._set_system,
+            "/set": self._set,
+            "/show": self._show,
+            "/regen": lambda _: self._stream(talk.regenerate),
+            "/undo": self._undo,
+            "/edit": self._edit,
+            "/save": self._save,
+            "/load": self._load,
+            "/tokens": lambda _: console.note(token_table(talk.session.n_ctx, self._answer)),
+            "/clear": self._clear,
+        }
+        assert {*self._commands, "/bye"} == set(commands.WORDS)
+
+    def run(self) -> None:
+        """Until Ctrl-D, /bye, or Ctrl-C twice."""
+        console.note("Chat: /help for help, Ctrl-D to leave.")
+        if any(message["role"] != "system" for message in self._talk.session.messages):
+            self._tell_where_it_goes_on()
+        is_leaving = False
+        while True:
+            try:
+                wanted = commands.parse(self._editor.read())
+                if wanted == Command("/bye"):
+                    return
+                is_leaving = self._obey(wanted)
+            except EOFError:
                 return
-            console.note("\n(Ctrl-C again, Ctrl-D or /bye leaves)")
-            leaving = True
-            continue
-        leaving = False
-        if line == "/bye":
-            return
+            except KeyboardInterrupt:
+                if is_leaving:
+                    return
+                console.note("(Ctrl-C again, Ctrl-D or /bye leaves)")
+                is_leaving = True
+
+    def _obey(self, wanted: Command | Message | None) -> bool:
+        """Do what was typed; returns whether Ctrl-C ended it, so that another one leaves."""
+        before = self._answer
         try:
-            leaving = _turn(model, session, line)
+            if isinstance(wanted, Message):
+                self._say(wanted.text)
+            elif wanted is not None:
+                action = self._commands.get(wanted.word)
+                if action is None:
+                    raise UsageError(f"{wanted.word} is not a command", "/help lists them")
+                action(wanted.argument)
         except EdgeinferError as error:
-            console.note(f"error: {error.message}" + (f" ({error.hint})" if error.hint else ""))
+            console.note(console.one_line(f"error: {error.message}" + (f" ({error.hint})" if error.hint else "")))
+        answer = self._answer
+        return answer is not None and answer is not before and answer.finish_reason == "interrupted"
 
+    def _say(self, text: str) -> None:
+        self._stream(lambda: self._talk.ask(text))
 
-def _turn(model: Model, session: ChatSession, line: str) -> bool:
-    """Do what a line says; returns whether Ctrl-C ended it."""
-    command, _, argument = line.partition(" ")
-    match command:
-        case "":
-            pass
-        case "/help" | "/?":
-            console.note(_HELP)
-        case "/clear":
-            session.clear()
-        case "/system":
-            session.clear(system=argument.strip())
-        case "/regen":
-            return _show(model, session.regenerate)
-        case _ if command.startswith("/"):
-            console.note(f"{command} is not a command; /help lists them")
-        case _:
-            return _show(model, lambda: session.ask(line))
-    return False
+    def _stream(self, start: Callable[[], AnswerStream]) -> None:
+        """Show an answer while it comes, and keep it, or what there is of it."""
+        try:
+            answer = self._shown(start)
+        finally:
+            self._talk.keep()
+        self._answer = answer
+        if answer.finish_reason == "interrupted":
+            console.note("(stopped)")
+        elif answer.finish_reason == "length":
+            console.note("(cut: the limit of tokens or the end of the context)")
 
+    def _shown(self, start: Callable[[], AnswerStream]) -> Answer:
+        from edgeinfer.cli.terminal import without_echo
 
-def _show(model: Model, start: Callable[[], AnswerStream]) -> bool:
-    """Print an answer while it comes; returns whether Ctrl-C ended it."""
-    output = console.Stream()
-    with on_interrupt(lambda _: model.interrupt()):
-        stream = start()
-        for piece in stream:
-            output.write(piece)
-    output.end()
-    return stream.answer.finish_reason == "interrupted"
+        with on_interrupt(lambda _: self._interrupt()) as received, without_echo():
+            stream = start()
+            if note := self._talk.dropped_note():
+                console.note(f"note: {note}")
+            if received:
+                self._interrupt()  # what came while the prompt was made is void for the engine
+            view = AnswerView(console.write, plain=self._plain, folded=self._folds, closing_tag=stream.closing_tag)
+            try:
+                for piece in stream:
+                    view.feed(piece)
+            finally:
+                view.end()
+        return stream.answer
+
+    def _status(self) -> str:
+        return status_line(self._talk.session.n_ctx, self._answer, shutil.get_terminal_size().columns - 1)
+
+    def _set_system(self, text: str) -> None:
+        self._talk.session.system = text
+        self._talk.keep()
+        console.note("system prompt: " + (printable(text) or "none"))
+
+    def _set(self, argument: str) -> None:
+        name, _, value = argument.partition(" ")
+        if not value:
+            raise UsageError("/set needs a name and a value", "as /set temperature 0.2; /show settings lists them")
+        if name == "reasoning":
+            if value not in REASONING:
+                raise UsageError(f"reasoning is {value!r}", "show or fold")
+            self._folds = value == "fold"
+        else:
+            self._talk.settings.set(name, value.strip())
+            self._talk.keep()
+
+    def _show(self, what: str) -> None:
+        session = self._talk.session
+        match what:
+            case "" | "settings":
+                rows = [("model", self._talk.model), ("session", self._talk.file.name if self._talk.file else "none")]
+                rows += [*self._talk.settings.table(), ("reasoning", REASONING[self._folds])]
+                console.note("\n".join(f"{name:18}{printable(value)}" for name, value in rows))
+            case "system":
+                console.note(printable(session.system) or "(no system prompt)")
+            case "messages":
+                lines = [f"{m['role']}: {printable(m['content'])}" for m in session.messages if m["role"] != "system"]
+                console.note("\n".join(lines) or "(nothing was said yet)")
+            case "reasoning":
+                reasoning = self._answer.reasoning if self._answer else None
+                console.note(printable(reasoning or "(the last answer has no reasoning)"))
+            case _:
+                raise UsageError(f"{what!r} cannot be shown", f"one of {', '.join(commands.SHOWN)}")
+
+    def _undo(self, _: str) -> None:
+        question = self._talk.session.undo()
+        self._talk.keep()
+        console.note(console.one_line(f"taken back: {question:.60}"))
+
+    def _edit(self, text: str) -> None:
+        from edgeinfer.cli.terminal import edit_text
+
+        written = edit_text(text).strip()
+        if not written:
+            raise UsageError("the message is empty", "nothing was said")
+        console.note(printable(written))
+        self._say(written)
+
+    def _save(self, name: str) -> None:
+        name = name or (self._talk.file.name if self._talk.file else "")
+        if not name:
+            raise UsageError("/save needs a name", "as /save ideas")
+        self._talk.save(name)
+        console.note(f"kept as session {name}, from here on after every answer")
+
+    def _load(self, name: str) -> None:
+        if not name:
+            raise UsageError("/load needs a name", "as /load ideas")
+        self._talk.load(name)
+        self._answer = None
+        self._tell_where_it_goes_on()
+
+    def _clear(self, _: str) -> None:
+        self._talk.session.clear()
+        self._answer = None
+        self._talk.keep()
+        console.note("(a new conversation)")
+
+    def _tell_where_it_goes_on(self) -> None:
+        n_turns = sum(message["role"] == "user" for message in self._talk.session.messages)
+        console.note(f"(going on after {n_turns} {'turn' if n_turns == 1 else 'turns'}; /show messages shows them)")

@@ -27,7 +27,7 @@ def prepare_streams() -> None:
 
 def result(text: str) -> None:
     """Print a result (and nothing else) to stdout."""
-    _write(text + "\n")
+    write(text + "\n")
 
 
 def result_json(document: Any) -> None:
@@ -52,14 +52,14 @@ class Stream:
         shown = text.rstrip("\n")
         self._newlines = text[len(shown) :]
         if shown:
-            _write(shown)
+            write(shown)
 
     def end(self) -> None:
         """Print the final newline."""
-        _write("\n")
+        write("\n")
 
 
-def _write(text: str) -> None:
+def write(text: str) -> None:
     """Write to stdout at once; leave quietly when its reader has gone.
 
     The command library would turn the BrokenPipeError into exit code 1, so it does not get to see it.
@@ -111,7 +111,7 @@ def fail(error: EdgeinferError, *, as_json: bool = False) -> NoReturn:
     if as_json:
         with suppress(ResourceError):  # the error is told on stderr all the same
             result_json(error.as_json())
-    note(_one_line(f"error: {error.message}" + (f" ({error.hint})" if error.hint else "")))
+    note(one_line(f"error: {error.message}" + (f" ({error.hint})" if error.hint else "")))
     raise SystemExit(error.exit_code)
 
 
@@ -126,7 +126,7 @@ def fail_at_once(error: EdgeinferError, *, as_json: bool, code: Any = None) -> N
         os._exit(code or error.exit_code)
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """What a file says stands in many a message: no line ends and no escape codes of its own."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 

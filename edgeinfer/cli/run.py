@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -27,12 +27,14 @@ from edgeinfer.cli.runtime_options import (
     Threads,
 )
 from edgeinfer.errors import UsageError
-from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams, parse_logit_bias
+from edgeinfer.options import DEFAULT_CTX_SIZE, ON_OVERFLOW, RuntimeOptions, SamplingParams, parse_logit_bias
 
 if TYPE_CHECKING:  # the heavy parts are imported when there is something to run
     from edgeinfer.api.model import Model
+    from edgeinfer.api.sessions import SessionFile
     from edgeinfer.grammar.nodes import Grammar
     from edgeinfer.runtime.answer import AnswerStream
+    from edgeinfer.runtime.session import OnOverflow
 
 _SAMPLING = SamplingParams()
 
@@ -133,6 +135,15 @@ def command(
     no_mmap: NoMmap = False,
     mlock: Mlock = DEFAULTS.mlock,
     no_prefix_cache: NoPrefixCache = False,
+    on_overflow: Annotated[
+        str,
+        typer.Option(
+            "--on-overflow", metavar="|".join(ON_OVERFLOW), help="Refuse, or drop a conversation's oldest turns."
+        ),
+    ] = "error",
+    session: Annotated[
+        str | None, typer.Option("--session", metavar="NAME", help="Go on with a conversation, and keep it.")
+    ] = None,
     draft: Draft = DEFAULTS.draft,
     draft_max: DraftMax = DEFAULTS.draft_max,
     draft_layers: DraftLayers = DEFAULTS.draft_layers,
@@ -176,36 +187,68 @@ def command(
         raise UsageError(f"-n is {max_tokens}", "give at least 1; without -n the answer goes on until it ends")
     if raw and (system or system_file):
         raise UsageError("--raw has no place for a system prompt", "drop one of them")
+    if raw and session:
+        raise UsageError("--raw is no conversation, --session is one", "drop one of them")
+    if on_overflow not in ON_OVERFLOW:
+        raise UsageError(f"--on-overflow is {on_overflow!r}", f"one of {', '.join(ON_OVERFLOW)}")
     if logprobs is not None and not as_json:
         raise UsageError("--logprobs without --json", "the probabilities are a key of the envelope: add --json")
     system = _system(system, system_file)
     structure = _structure(json_schema, grammar)
     text = _prompt(prompt, file)
-    if text is None and (raw or as_json or structure is not None or not sys.stdout.isatty()):
+    has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if text is None and (raw or as_json or structure is not None or not has_terminal):
         raise UsageError("there is no prompt", "give PROMPT, -f FILE or piped input")
 
     with ending_at_once(as_json=as_json):
+        kept = _session_file(session)
         loaded = _load(model, options, verbose=verbose)
     if options.ctx_size and options.ctx_size > loaded.native.n_ctx_train:
         console.note(f"note: -c {options.ctx_size} exceeds the training context of {loaded.native.n_ctx_train} tokens")
-    params = dataclasses.replace(loaded.sampling, **flags)
+    talk = None
+    if text is None or kept is not None:
+        from edgeinfer.cli.talk import Talk
+
+        limits = {"max_tokens": max_tokens, "stop": stop}
+        given = {**flags, **{name: value for name, value in limits.items() if value}}
+        chat_session = loaded.chat(on_overflow=cast("OnOverflow", on_overflow))
+        talk = Talk(chat_session, loaded.sampling, given, model=str(loaded.header.path), system=system, file=kept)
     if text is None:
         from edgeinfer.cli import chat
 
-        chat.run(loaded, system=system, params=params, max_tokens=max_tokens, stop=stop or ())
+        assert talk is not None
+        chat.run(talk, loaded.interrupt)
         leave(loaded, 0, verbose=verbose)
     with ending_at_once(as_json=as_json):  # a long text takes its time to become tokens
-        stream = loaded.stream(
-            text,
-            system=system,
-            raw=raw,
-            params=params,
-            max_tokens=max_tokens,
-            stop=stop or (),
-            grammar=structure,
-            logprobs=logprobs,
-        )
-    leave(loaded, _show(loaded, stream, as_json=as_json), verbose=verbose)
+        if talk is None:
+            stream = loaded.stream(
+                text,
+                system=system,
+                raw=raw,
+                params=dataclasses.replace(loaded.sampling, **flags),
+                max_tokens=max_tokens,
+                stop=stop or (),
+                grammar=structure,
+                logprobs=logprobs,
+            )
+        else:
+            stream = talk.ask(text, loaded.structures.constraint(None, structure), logprobs)
+    if talk is not None and (note := talk.dropped_note()):
+        console.note(f"note: {note}")
+    try:
+        code = _show(loaded, stream, as_json=as_json)
+    finally:  # a part of an answer counts as well
+        if talk is not None:
+            talk.keep()
+    leave(loaded, code, verbose=verbose)
+
+
+def _session_file(name: str | None) -> SessionFile | None:
+    if name is None:
+        return None
+    from edgeinfer.api.sessions import SessionFile
+
+    return SessionFile(name)
 
 
 def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> int:
@@ -220,8 +263,9 @@ def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> int:
                 output.write(piece)
     if as_json:
         envelope = dataclasses.asdict(stream.answer)
-        if stream.answer.logprobs is None:
-            del envelope["logprobs"]
+        for name in ("logprobs", "reasoning"):
+            if envelope[name] is None:
+                del envelope[name]
         console.result_json(envelope)
     else:
         output.end()

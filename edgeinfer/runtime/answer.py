@@ -10,12 +10,15 @@ from typing import Any
 from edgeinfer.errors import EdgeinferError, UsageError
 from edgeinfer.options import SamplingParams
 from edgeinfer.runtime.engine import Engine
+from edgeinfer.runtime.reasoning import closing_of_open_block, split_reasoning
 from edgeinfer.runtime.recording import MAX_LOGPROBS
 from edgeinfer.runtime.request import Generation
 from edgeinfer.runtime.text import TextStream
 from edgeinfer.types import Answer, Constraint, FinishReason, Request, Timings, Tokens, Vocabulary
 
 _request_ids = count()
+_PROMPT_END_TOKENS = 16
+"""Enough of a prompt to see whether its end opens a block of reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class Reply:
         deadline_ms: float | None = None,
         constraint: Constraint | None = None,
         logprobs: int | None = None,
+        keep_answer: bool = False,
     ) -> None:
         if constraint is not None and any(stop):
             raise UsageError("a stop string could end the answer before it is complete", "drop stop or the schema")
@@ -67,6 +71,7 @@ class Reply:
                 deadline_ms=deadline_ms,
                 constraint=constraint,
                 logprobs=logprobs,
+                keep_answer=keep_answer,
             )
         )
         self.finish_reason: FinishReason | None = None
@@ -78,7 +83,7 @@ class Reply:
         """
         generation = self.generation
         while self._seen < len(generation.tokens) and not self._text.stopped:
-            piece = self._vocabulary.piece(generation.tokens[self._seen])
+            piece = said(self._vocabulary, generation.tokens[self._seen])
             self._seen += 1
             if text := self._text.feed(piece):
                 yield text
@@ -122,17 +127,27 @@ class Reply:
         """The answer's tokens so far, with the end token if there was one."""
         return self.generation.tokens[self.generation.prompt_tokens :]
 
+    @property
+    def prompt_end(self) -> str:
+        """The last characters of the prompt, control tokens as they are spelled."""
+        tokens = self.generation.request.tokens[-_PROMPT_END_TOKENS:].tolist()
+        return b"".join(self._vocabulary.piece(token, special=True) for token in tokens).decode("utf-8", "replace")
+
 
 class AnswerStream:
     """Iterate for the pieces of text; `answer` is there when the iteration has ended.
 
-    A consumer that stops early ends the request.
+    The pieces are what the model says; the answer has its reasoning apart, unless the text is `raw`. A consumer that
+    stops early ends the request.
     """
 
-    def __init__(self, engine: Engine, reply: Reply, about: About) -> None:
+    def __init__(self, engine: Engine, reply: Reply, about: About, *, raw: bool = False) -> None:
         self._engine = engine
         self._reply = reply
         self._about = about
+        self._raw = raw
+        self.closing_tag = None if raw else closing_of_open_block(reply.prompt_end)
+        """What ends the reasoning that the prompt has begun, None where it began none."""
         self._shown: list[str] = []
         self._answer: Answer | None = None
 
@@ -170,16 +185,27 @@ class AnswerStream:
     def _assemble(self) -> None:
         generation, reason = self._reply.generation, self._reply.finish_reason
         assert reason is not None
+        text, reasoning = "".join(self._shown), None
+        if not self._raw:
+            reasoning, text = split_reasoning(text, self.closing_tag)
         self._answer = Answer(
             self._about.model,
             self._about.kernels,
-            "".join(self._shown),
+            text,
             reason,
             generation.sampler.seed,
             generation.usage,
             _timings(generation, self._about.load_ms),
             self._reply.logprobs(),
+            reasoning,
         )
+
+
+def said(vocabulary: Vocabulary, token: int) -> bytes:
+    """A token of an answer as its reader sees it: a control token as it is spelled, an end token not at all."""
+    if token in vocabulary.end_tokens:
+        return b""
+    return vocabulary.piece(token) or vocabulary.piece(token, special=True)
 
 
 def _timings(generation: Generation, load_ms: float) -> Timings:

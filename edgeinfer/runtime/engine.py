@@ -259,6 +259,8 @@ class Engine:
             self.pace.observe_answer(generation.n_answered)
         if generation.seq_id is not None:
             self._remember(generation)
+            if generation.request.keep_answer:
+                self._residency.remember(generation.seq_id, generation.tokens[: generation.n_computed])
             self._residency.release(generation.seq_id)
             generation.seq_id = None
 

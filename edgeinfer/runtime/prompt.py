@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from edgeinfer.runtime.template import ChatTemplate, Message
 from edgeinfer.types import Tokens, Vocabulary
 
 Marks = tuple[str, str]
-"""Two characters that no content uses, around spellings of control tokens that are to stay text."""
+"""Two characters that no text of a message uses, around spellings of control tokens that are to stay text."""
 _PRIVATE_USE = range(0xE000, 0xF8FF)
 
 
@@ -28,14 +28,15 @@ def chat_text(vocabulary: Vocabulary, template: ChatTemplate, messages: Sequence
     What a person writes stays text, also when it spells a control token: such spellings are marked before the
     template, whose own control tokens count, puts everything together.
     """
-    contents = [m["content"] for m in messages if isinstance(m.get("content"), str)]
-    spellings = _control_spellings(vocabulary, contents)
+    texts = list(_texts(messages))
+    spellings = _control_spellings(vocabulary, texts)
     if not spellings:
         return template.render(messages), None
-    everything = set("".join(contents))
+    everything = set("".join(texts))
     unused = (chr(code) for code in _PRIVATE_USE if chr(code) not in everything)
     marks = next(unused), next(unused)
-    return template.render([_mark(message, spellings, marks) for message in messages]), marks
+    pattern = re.compile("|".join(map(re.escape, spellings)))
+    return template.render([_mark(message, pattern, marks) for message in messages]), marks
 
 
 def tokenize_chat(vocabulary: Vocabulary, text: str, marks: Marks | None, *, continues: bool = False) -> Tokens:
@@ -73,22 +74,34 @@ def no_template() -> UsageError:
     )
 
 
-def _control_spellings(vocabulary: Vocabulary, contents: Iterable[str]) -> list[str]:
+def _control_spellings(vocabulary: Vocabulary, texts: Iterable[str]) -> list[str]:
     """The control tokens that these texts would turn into, longest first."""
     spellings: set[str] = set()
-    for content in contents:
-        for token in np.unique(vocabulary.tokenize(content, add_special=False, parse_special=True)).tolist():
+    for text in texts:
+        for token in np.unique(vocabulary.tokenize(text, add_special=False, parse_special=True)).tolist():
             if not vocabulary.piece(token):
                 spellings.add(vocabulary.piece(token, special=True).decode("utf-8", "replace"))
     return sorted(filter(None, spellings), key=len, reverse=True)
 
 
-def _mark(message: Message, spellings: Sequence[str], marks: Marks) -> dict[str, Any]:
-    content = message.get("content")
-    if not isinstance(content, str):
-        return dict(message)
-    pattern = "|".join(map(re.escape, spellings))
-    return {**message, "content": re.sub(pattern, lambda found: marks[0] + found[0] + marks[1], content)}
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in messages: contents, their parts, names, roles."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _texts(item)
+
+
+def _mark(value: Any, pattern: re.Pattern[str], marks: Marks) -> Any:
+    if isinstance(value, str):
+        return pattern.sub(lambda found: marks[0] + found[0] + marks[1], value)
+    if isinstance(value, Mapping):
+        return {key: _mark(item, pattern, marks) for key, item in value.items()}
+    return [_mark(item, pattern, marks) for item in value] if isinstance(value, Sequence) else value
 
 
 def _begins_with_bos(vocabulary: Vocabulary, text: str) -> bool:

@@ -69,10 +69,10 @@ class Residency:
         seq_id, length = self._share(match)
         return seq_id, self._restore(seq_id, length, np.array(tokens[:-1], np.int32))
 
-    def remember(self, seq_id: int, tokens: Tokens) -> None:
+    def remember(self, seq_id: int, tokens: Tokens | Sequence[int]) -> None:
         """Let the prefix cache keep what a sequence begins with."""
         if self._prefix_cache is not None and len(tokens):
-            self._prefix_cache.remember(self._backend, seq_id, tokens)
+            self._prefix_cache.remember(self._backend, seq_id, np.asarray(tokens, np.int32))
 
     def computed(self, seq_id: int, tokens: Sequence[int]) -> None:
         """A pass has appended tokens to a sequence."""

@@ -148,7 +148,7 @@ def _child(source: str, context: dict[str, Any], writer: int) -> NoReturn:
     """Render and leave by `_exit`, whatever happens: nothing of the parent's may be flushed or freed here."""
     try:
         gc.disable()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the child too, but is the parent's
         signal.set_wakeup_fd(-1)
         _limit_child()
         try:

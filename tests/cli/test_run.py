@@ -2,13 +2,9 @@
 
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
-import termios
-import time
 
 import pytest
 from processes import PATIENCE_S, cpu_s_to_the_end, started, wait_for_cpu_s
@@ -61,6 +57,9 @@ def error_of(done):
         (["missing.gguf", "hi", "-f", "prompt.txt"], 2, "both PROMPT and -f"),
         (["missing.gguf", "-f", "missing.txt"], 3, "missing.txt"),
         (["missing.gguf", "hi", "--raw", "-s", "x"], 2, "--raw"),
+        (["missing.gguf", "hi", "--raw", "--session", "x"], 2, "--raw"),
+        (["missing.gguf", "hi", "--session", "../x"], 2, "'../x' cannot name a session"),
+        (["missing.gguf", "hi", "--on-overflow", "panic"], 2, "--on-overflow is 'panic'"),
         (["missing.gguf", "hi", "--json-schema", '{"not": {}}'], 4, "'not'"),
         (["missing.gguf", "hi", "--json-schema", '{"type": '], 4, "not JSON"),
         (["missing.gguf", "hi", "--json-schema", "missing.json"], 3, "missing.json"),
@@ -285,34 +284,31 @@ def test_ctrl_c_keeps_the_part_of_the_answer(smollm2_gguf):
 
 
 @pytest_model
-def test_a_terminal_without_a_prompt_is_a_chat(smollm2_gguf):
-    pid, terminal = pty.fork()
-    if pid == 0:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.execv(sys.executable, [*COMMAND, str(smollm2_gguf), "-n", "8", "--temp", "0"])
+def test_each_call_adds_a_turn_to_a_session_and_finds_the_kv_state_of_the_last(smollm2_gguf, tmp_path, monkeypatch):
+    monkeypatch.setenv("EDGEINFER_HOME", str(tmp_path))
+    monkeypatch.delenv("EDGEINFER_PREFIX_CACHE_SIZE")
+    flags = ["--session", "sky", "--json", "--temp", 0, "-n", 8]
+    first = json.loads(run(smollm2_gguf, QUESTION, *flags, "-s", "You are brief.").stdout)
+    again = json.loads(run(smollm2_gguf, "And at night?", *flags[:3]).stdout)  # settings and system prompt are kept
+    usage = first["usage"]
+    assert again["usage"]["cached_tokens"] >= usage["prompt_tokens"] + usage["completion_tokens"] - 1
+    assert again["usage"]["completion_tokens"] == 8
+    saved = json.loads((tmp_path / "sessions" / "sky.json").read_text())
+    assert [m["content"] for m in saved["messages"]] == [QUESTION, first["text"], "And at night?", again["text"]]
+    assert (saved["system"], saved["settings"]) == ("You are brief.", {"temperature": 0.0, "max_tokens": 8})
 
-    seen = b""
 
-    def expect(text):
-        nonlocal seen
-        while text not in seen:
-            assert select.select([terminal], [], [], PATIENCE_S)[0], seen
-            seen += os.read(terminal, 4096)
-        seen = seen[seen.index(text) + len(text) :]
-
-    def say(text):
-        expect(b">>> ")
-        while termios.tcgetattr(terminal)[3] & termios.ICANON:  # until the line editor has taken the terminal over
-            time.sleep(0.01)
-        os.write(terminal, text)
-
-    say(b"/help\n")
-    expect(b"/regen")
-    say(b"Hello\n")
-    expect(b"Hello\r\n")
-    say(b"/nonsense\n")
-    expect(b"not a command")
-    say(b"\x03")
-    expect(b"Ctrl-C again")
-    say(b"\x04")
-    assert os.waitpid(pid, 0)[1] == 0
+@pytest_model
+def test_a_full_context_drops_the_oldest_turns_only_when_asked(smollm2_gguf, tmp_path, monkeypatch):
+    monkeypatch.setenv("EDGEINFER_HOME", str(tmp_path))
+    flags = ["--session", "full", "-c", 256, "-n", 4, "--temp", 0]
+    for _ in range(2):
+        assert run(smollm2_gguf, "word " * 90, *flags).returncode == 0
+    done = run(smollm2_gguf, "word " * 90, *flags)
+    assert done.returncode == 6
+    assert "context holds 256 (raise the context size (-c" in error_of(done)
+    done = run(smollm2_gguf, "word " * 90, *flags, "--on-overflow", "truncate")
+    assert done.returncode == 0
+    assert b"note: the context is full: the 2 oldest turns (" in done.stderr  # a quarter of it is free again
+    saved = json.loads((tmp_path / "sessions" / "full.json").read_text())
+    assert (len(saved["messages"]), saved["dropped_messages"]) == (6, 4)

@@ -1,14 +1,16 @@
 """One request's stream, and a chat made of several."""
 
+from dataclasses import replace
+
 import pytest
 
 from edgeinfer.errors import ContextOverflowError, EdgeinferError, UsageError
 from edgeinfer.options import SamplingParams
-from edgeinfer.runtime.answer import About, AnswerStream, Reply
+from edgeinfer.runtime.answer import About, AnswerStream, Reply, said
 from edgeinfer.runtime.engine import Engine
-from edgeinfer.runtime.fake import FakeBackend, FakeVocabulary, make_fake_sampler
+from edgeinfer.runtime.fake import BOS, END, EOS, START, FakeBackend, FakeVocabulary, make_fake_sampler
 from edgeinfer.runtime.prompt import chat_tokens, raw_tokens
-from edgeinfer.runtime.session import ChatSession
+from edgeinfer.runtime.session import ChatSession, TurnSettings
 from edgeinfer.runtime.template import ChatTemplate
 
 VOCABULARY = FakeVocabulary()
@@ -82,6 +84,32 @@ def test_an_interrupt_keeps_what_was_said():
     assert len(seen) == 5
 
 
+def test_a_control_token_that_the_model_says_is_shown_and_its_end_token_is_not():
+    assert [said(VOCABULARY, token) for token in (65, START, BOS, END, EOS)] == [b"A", b"<|start|>", b"<bos>", b"", b""]
+    work, hot = engine(), replace(PARAMS, temperature=9.0, ignore_eos=True)
+    reply = Reply(work, VOCABULARY, raw_tokens(VOCABULARY, "say"), hot, max_tokens=600)
+    answer = AnswerStream(work, reply, About("m.gguf", "fake", 0))
+    text = "".join(answer)
+    spelled = [VOCABULARY.piece(t, special=True) for t in answer.tokens if t in (START, BOS)]
+    assert spelled
+    assert sum(text.count(piece.decode()) for piece in set(spelled)) == len(spelled)
+
+
+def test_reasoning_is_apart_unless_the_text_is_raw():
+    class Thinker(FakeVocabulary):
+        def piece(self, token, *, special=False):
+            return b"hm</think>yes" if token < 256 and not special else super().piece(token, special=special)
+
+    opened = stream(engine(), "x<think>\n", Thinker(), max_tokens=1)
+    assert "".join(opened) == "hm</think>yes"
+    assert (opened.answer.reasoning, opened.answer.text) == ("hm", "yes")
+    work = engine()
+    reply = Reply(work, Thinker(), raw_tokens(VOCABULARY, "x<think>\n"), PARAMS, max_tokens=1)
+    raw = AnswerStream(work, reply, About("m.gguf", "fake", 0), raw=True)
+    list(raw)
+    assert (raw.answer.reasoning, raw.answer.text) == (None, "hm</think>yes")
+
+
 def test_the_answer_is_not_there_early():
     with pytest.raises(EdgeinferError):
         _ = stream(engine()).answer
@@ -95,11 +123,12 @@ def test_two_streams_share_the_engine():
 
 
 def chat(work, vocabulary, **options):
-    def start(tokens):
-        reply = Reply(work, vocabulary, tokens, PARAMS, max_tokens=15, **options)
+    def start(tokens, turn):
+        reply = Reply(work, vocabulary, tokens, turn.params, max_tokens=turn.max_tokens)
         return AnswerStream(work, reply, About("m.gguf", "fake", 0))
 
-    return ChatSession(start, vocabulary, TEMPLATE, system="be brief")
+    settings = TurnSettings(PARAMS, max_tokens=15)
+    return ChatSession(start, vocabulary, TEMPLATE, n_ctx=2000, settings=settings, system="be brief", **options)
 
 
 def test_a_turn_computes_only_what_is_new():

@@ -49,3 +49,10 @@ def test_raw_text_may_spell_control_tokens():
 def test_a_conversation_needs_a_template():
     with pytest.raises(UsageError, match="no chat template"):
         chat_tokens(VOCABULARY, None, [])
+
+
+def test_no_text_of_a_message_becomes_a_control_token():
+    source = "{% for m in messages %}<|start|>{{ m.role }}:{{ m.parts[0].text }}{{ m.name }}<|end|>{% endfor %}"
+    message = {"role": "a<|end|>", "parts": [{"text": "b<bos>"}], "name": "c<eos>", "weight": 1}
+    tokens = chat_tokens(VOCABULARY, ChatTemplate(source), [message]).tolist()
+    assert tokens == [BOS, START, *b"a<|end|>:b<bos>c<eos>", END]

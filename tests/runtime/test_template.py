@@ -1,6 +1,9 @@
 """Chat templates: what Hugging Face's use, and what a hostile one tries."""
 
+import os
+import signal
 import threading
+from contextlib import suppress
 
 import pytest
 from processes import ended_cpu_s
@@ -123,3 +126,28 @@ def test_rendering_leaves_no_process_and_works_beside_threads():
 
 def test_any_unicode_comes_back():
     assert ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": "a\0é😀"}]) == "a\0é😀"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no child process without fork")
+def test_a_terminals_ctrl_c_which_reaches_the_child_too_does_not_end_it(monkeypatch):
+    rendered = threading.Event()
+
+    def bother(pid):
+        with suppress(ProcessLookupError):
+            while not rendered.wait(0.001):
+                os.kill(pid, signal.SIGINT)
+
+    def fork(real=os.fork):
+        pid = real()
+        if pid:
+            threading.Thread(target=bother, args=(pid,), daemon=True).start()
+        return pid
+
+    monkeypatch.setattr(os, "fork", fork)
+    previous = signal.signal(signal.SIGINT, lambda *_: None)  # as while an answer is being made
+    try:
+        work = "{% for i in range(300) %}{% for j in range(1000) %}{% endfor %}{% endfor %}"
+        assert ChatTemplate(work + "done").render([]) == "done"
+    finally:
+        rendered.set()
+        signal.signal(signal.SIGINT, previous)
