@@ -1,7 +1,8 @@
-"""The suite of drafts: what people ask, answered plainly and with drafts in turn, in one process.
+"""The suite of drafts: what people ask, answered plainly and with drafts at the same time, in one process.
 
-Both write their answers through the same engine over the same model, so that their ratio holds on a machine that others
-use too. Every workload starts with drafts that have learned nothing from the others; what a pass costs they share.
+Two engines over the same weights take turns step by step, whichever has written less, so that their ratio holds on a
+machine that others use too. Every answer starts with drafts that have learned nothing from the others; what a pass
+costs they share.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +22,10 @@ from edgeinfer.bench.report import Column, Row, Schema, model_columns
 from edgeinfer.bench.throughput import machine_and_model
 from edgeinfer.bench.workloads import WORKLOADS, Workload
 from edgeinfer.errors import UsageError
+from edgeinfer.native.context import NativeBackend
+from edgeinfer.native.sampler import NativeSamplerFactory
 from edgeinfer.options import RuntimeOptions, SamplingParams
+from edgeinfer.runtime.engine import Engine
 from edgeinfer.runtime.request import Generation
 from edgeinfer.speculation.cost import CostCurve
 from edgeinfer.types import Request
@@ -95,16 +100,19 @@ class Answered:
 def run(models: Sequence[str | Path], suite: Suite, options: RuntimeOptions) -> Iterator[Row]:
     """Measure, and give each workload's row as soon as it is known. Raises what `load` raises."""
     for path, threads in itertools.product(models, suite.threads):
-        with load(path, replace(options, threads=threads, prefix_cache=False)) as model:
+        settings = replace(options, threads=threads, prefix_cache=False)
+        with load(path, settings) as model, NativeBackend(model.native, settings) as backend:
+            plain = Engine(backend, NativeSamplerFactory(model.native.vocabulary), limits=model.engine.limits)
             about = machine_and_model(path, model) | {"n_threads": model.backend.threads}
             about = {name: about[name] for name in ABOUT}
             for workload in WORKLOADS:
-                yield about | _measure(model, workload, suite, options)
+                yield about | _measure(model, plain, workload, suite, settings)
 
 
-def _measure(model: Model, workload: Workload, suite: Suite, options: RuntimeOptions) -> Row:
+def _measure(model: Model, plain: Engine, workload: Workload, suite: Suite, options: RuntimeOptions) -> Row:
     limit = min(workload.max_tokens, suite.n_gen or workload.max_tokens)
     curve = model.engine.drafting.curve
+<<<<<<< HEAD
     off = replace(options, draft="off", draft_layers=None)
     _answer(model, workload, 2)  # so that every answer finds its prompt computed, and the same way
     pairs = []
@@ -121,19 +129,48 @@ def _measure(model: Model, workload: Workload, suite: Suite, options: RuntimeOpt
 def _answer(model: Model, workload: Workload, limit: int) -> Answered:
     """Write one answer, step by step; timed from its first token on."""
     params = SamplingParams(temperature=workload.temperature, seed=1)
+=======
+>>>>>>> spec
     tokens = model.tokens(workload.prompt)
+    params = SamplingParams(temperature=workload.temperature, seed=1)
     request = Request(0, tokens, params, limit, end_tokens=model.vocabulary.end_tokens)
-    generation = model.engine.submit(request)
-    steps = []
-    while model.engine.has_work:
-        before = _counts(generation)
-        model.engine.step()
-        written, drafted, accepted = (after - b for after, b in zip(_counts(generation), before, strict=True))
-        if written and generation.n_answered > written:
-            steps.append((drafted, accepted))
-    seconds = (generation.finished_s or 0.0) - (generation.first_token_s or 0.0)
-    answer = generation.tokens[generation.prompt_tokens :]
-    return Answered(answer, (len(answer) - 1) / seconds if seconds > 0 else 0.0, steps)
+    _answers(plain, model.engine, replace(request, max_tokens=2))  # from here on the prompt is computed
+    pairs = []
+    for _ in range(suite.repetitions):
+        model.engine.drafting = open_drafting(options, model.backend, curve)
+        pairs.append(_answers(plain, model.engine, request))
+    return _figures(workload, options.draft, pairs, curve) | {"n_prompt": len(tokens)}
+
+
+class _Writer:
+    """One engine with one request; the time of its steps counts from the first token on."""
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        self.engine = engine
+        self.generation = engine.submit(request)
+        self._seconds = 0.0
+        self._steps: list[tuple[int, int]] = []
+
+    def step(self) -> None:
+        before, started_s = _counts(self.generation), time.perf_counter()
+        self.engine.step()
+        if before[0]:
+            self._seconds += time.perf_counter() - started_s
+            _, drafted, accepted = (after - b for after, b in zip(_counts(self.generation), before, strict=True))
+            self._steps.append((drafted, accepted))
+
+    @property
+    def answered(self) -> Answered:
+        tokens = self.generation.tokens[self.generation.prompt_tokens :]
+        return Answered(tokens, (len(tokens) - 1) / self._seconds if self._seconds else 0.0, self._steps)
+
+
+def _answers(plain: Engine, drafting: Engine, request: Request) -> tuple[Answered, Answered]:
+    """The same request to both, in turns."""
+    writers = _Writer(plain, request), _Writer(drafting, request)
+    while working := [writer for writer in writers if writer.engine.has_work]:
+        min(working, key=lambda writer: writer.generation.n_answered).step()
+    return writers[0].answered, writers[1].answered
 
 
 def _counts(generation: Generation) -> tuple[int, int, int]:

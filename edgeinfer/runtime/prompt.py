@@ -26,8 +26,15 @@ def chat_text(vocabulary: Vocabulary, template: ChatTemplate, messages: Sequence
     """The conversation's text, and the marks in it, None where it needed none.
 
     What a person writes stays text, also when it spells a control token: such spellings are marked before the
-    template, whose own control tokens count, puts everything together.
+    template, whose own control tokens count, puts everything together. Raises UsageError for messages without a bottom.
     """
+    try:
+        return _chat_text(vocabulary, template, messages)
+    except RecursionError:
+        raise UsageError("the messages are nested too deeply", "give texts and lists of parts") from None
+
+
+def _chat_text(vocabulary: Vocabulary, template: ChatTemplate, messages: Sequence[Message]) -> tuple[str, Marks | None]:
     texts = list(_texts(messages))
     spellings = _control_spellings(vocabulary, texts)
     if not spellings:
