@@ -112,32 +112,14 @@ def run(models: Sequence[str | Path], suite: Suite, options: RuntimeOptions) -> 
 def _measure(model: Model, plain: Engine, workload: Workload, suite: Suite, options: RuntimeOptions) -> Row:
     limit = min(workload.max_tokens, suite.n_gen or workload.max_tokens)
     curve = model.engine.drafting.curve
-<<<<<<< HEAD
-    off = replace(options, draft="off", draft_layers=None)
-    _answer(model, workload, 2)  # so that every answer finds its prompt computed, and the same way
-    pairs = []
-    for number in range(suite.repetitions):
-        answers = {}
-        for draft in ("off", options.draft) if number % 2 == 0 else (options.draft, "off"):
-            source = model.drafter.source if model.drafter and draft != "off" else None
-            model.engine.drafting = open_drafting(options if draft != "off" else off, model.backend, curve, source)
-            answers[draft] = _answer(model, workload, limit)
-        pairs.append((answers["off"], answers[options.draft]))
-    return _figures(workload, options.draft, pairs, curve) | {"n_prompt": len(model.tokens(workload.prompt))}
-
-
-def _answer(model: Model, workload: Workload, limit: int) -> Answered:
-    """Write one answer, step by step; timed from its first token on."""
-    params = SamplingParams(temperature=workload.temperature, seed=1)
-=======
->>>>>>> spec
     tokens = model.tokens(workload.prompt)
     params = SamplingParams(temperature=workload.temperature, seed=1)
     request = Request(0, tokens, params, limit, end_tokens=model.vocabulary.end_tokens)
     _answers(plain, model.engine, replace(request, max_tokens=2))  # from here on the prompt is computed
     pairs = []
+    source = model.drafter.source if model.drafter else None
     for _ in range(suite.repetitions):
-        model.engine.drafting = open_drafting(options, model.backend, curve)
+        model.engine.drafting = open_drafting(options, model.backend, curve, source)
         pairs.append(_answers(plain, model.engine, request))
     return _figures(workload, options.draft, pairs, curve) | {"n_prompt": len(tokens)}
 
