@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edgeinfer.api.files import checked_header, resolve
-from edgeinfer.api.memory import check_context
+from edgeinfer.api.memory import plan_run
 from edgeinfer.api.prefix_cache import open_prefix_cache
 from edgeinfer.api.vocabulary import begin_vocabulary
 from edgeinfer.cache.prefix import CLOSE_WAIT_S, DiskPrefixCache
@@ -27,6 +27,7 @@ from edgeinfer.native.sampler import NativeSamplerFactory
 from edgeinfer.options import RuntimeOptions, SamplingParams
 from edgeinfer.runtime.answer import About, AnswerStream, Reply
 from edgeinfer.runtime.engine import Engine
+from edgeinfer.runtime.memory import Plan
 from edgeinfer.runtime.prompt import chat_tokens, no_template, raw_tokens
 from edgeinfer.runtime.session import ChatSession
 from edgeinfer.runtime.template import ChatTemplate, Message
@@ -56,6 +57,7 @@ def load(
     max_sequences: int = 1,
     latency_target_ms: float | None = None,
     max_request_tokens: int | None = None,
+    default_ctx_size: int | None = None,
     verbose: bool = False,
 ) -> Model:
     """Load a GGUF model, ready to run. Close it, or use it in a `with` statement.
@@ -63,17 +65,19 @@ def load(
     `max_sequences` is how many requests can run at a time, `max_request_tokens` how many tokens one of them may have of
     the context that they share, `latency_target_ms` how long a step may take while answers are being written (None: a
     few times what it takes without prompts). Raises NotFoundError, UnusableInputError for a file that is damaged or not
-    a language model, ResourceError when memory does not suffice.
+    a language model, ResourceError when memory does not suffice. Where the options leave it open, context
+    (`default_ctx_size` at most), KV type and offload are fitted to the machine: `Model.plan` tells how.
     """
     started_s = time.perf_counter()
     library.set_verbose(verbose)
     path = resolve(model)
     header = checked_header(path)
     options = options or RuntimeOptions()
-    check_context(header, options)
+    plan = plan_run(header, options, default_ctx_size=default_ctx_size, max_sequences=max_sequences)
+    options = plan.applied(options)
     limits = Limits(max_sequences, latency_target_ms=latency_target_ms)
     vocabulary_over = begin_vocabulary(header)
-    native = NativeModel(path, mmap=options.mmap, mlock=options.mlock)
+    native = NativeModel(path, mmap=options.mmap, mlock=options.mlock, placement=plan.placement)
     with contextlib.ExitStack() as opened:
         opened.enter_context(native)
         # Beginnings of texts outlive their requests in sequences of their own, where those cost nothing.
@@ -89,7 +93,7 @@ def load(
         )
         vocabulary = vocabulary_over(native.vocabulary)
         load_ms = (time.perf_counter() - started_s) * 1e3
-        loaded = Model(header, native, vocabulary, backend, engine, cache, load_ms=load_ms)
+        loaded = Model(header, plan, native, vocabulary, backend, engine, cache, load_ms=load_ms)
         opened.pop_all()
     return loaded
 
@@ -102,6 +106,7 @@ class Model:
     def __init__(
         self,
         header: Header,
+        plan: Plan,
         native: NativeModel,
         vocabulary: Vocabulary,
         backend: NativeBackend,
@@ -111,6 +116,8 @@ class Model:
         load_ms: float,
     ) -> None:
         self.header = header
+        self.plan = plan
+        """How the model was fitted to the machine."""
         self.native = native
         self.backend = backend
         self.prefix_cache = prefix_cache

@@ -20,13 +20,18 @@ from edgeinfer.cli.runtime_options import (
     CacheTypeK,
     CacheTypeV,
     FlashAttn,
+    GpuLayers,
+    MainGpu,
     Mlock,
     NoMmap,
     NoPrefixCache,
+    SplitMode,
+    TensorSplit,
     Threads,
+    tell_plan,
 )
 from edgeinfer.errors import InterruptedByUser, UsageError
-from edgeinfer.options import RuntimeOptions
+from edgeinfer.options import RuntimeOptions, parse_gpu_layers, parse_tensor_split
 
 _STANDARD_STREAM = "-"
 
@@ -54,6 +59,10 @@ def command(
     no_mmap: NoMmap = False,
     no_prefix_cache: NoPrefixCache = False,
     mlock: Mlock = DEFAULTS.mlock,
+    gpu_layers: GpuLayers = "auto",
+    split_mode: SplitMode = DEFAULTS.split_mode,
+    tensor_split: TensorSplit = "",
+    main_gpu: MainGpu = DEFAULTS.main_gpu,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
 ) -> None:
     """Answer every line of a JSONL file, many at a time, in the order of the lines.
@@ -70,6 +79,10 @@ def command(
         mmap=not no_mmap,
         prefix_cache=not no_prefix_cache,
         mlock=mlock,
+        gpu_layers=parse_gpu_layers(gpu_layers),
+        split_mode=split_mode,
+        tensor_split=parse_tensor_split(tensor_split),
+        main_gpu=main_gpu,
     )
     if resume and output == _STANDARD_STREAM:
         raise UsageError("--resume needs the file to go on with", "give it with -o")
@@ -85,6 +98,7 @@ def command(
             console.note(f"{output}: {n_skipped} rows are there already")
         with ending_at_once():
             loaded = load_for_batch(model, options, parallel=parallel, verbose=verbose)
+        tell_plan(loaded, verbose=verbose)
         work = batch(loaded, read_lines(file, MAX_LINE_NBYTES), skip=skip)
         meter = Meter(total_nbytes, work)
         work.on_step = meter.show

@@ -12,9 +12,20 @@ import typer
 
 from edgeinfer.cli import console
 from edgeinfer.cli.interrupt import interrupted_by, on_interrupt
-from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap
+from edgeinfer.cli.runtime_options import (
+    DEFAULTS,
+    CacheTypeK,
+    CacheTypeV,
+    FlashAttn,
+    GpuLayers,
+    MainGpu,
+    Mlock,
+    NoMmap,
+    SplitMode,
+    TensorSplit,
+)
 from edgeinfer.errors import EdgeinferError, InterruptedByUser, UsageError, last_words
-from edgeinfer.options import RuntimeOptions
+from edgeinfer.options import DEFAULT_CACHE_TYPE, RuntimeOptions, parse_gpu_layers, parse_tensor_split
 
 _FORMATS = ("md", "json", "jsonl", "csv", "sql")
 _SUITES = ("throughput", "batch", "prefix")
@@ -54,6 +65,10 @@ def command(
     cache_type_v: CacheTypeV = DEFAULTS.cache_type_v,
     no_mmap: NoMmap = False,
     mlock: Mlock = DEFAULTS.mlock,
+    gpu_layers: GpuLayers = "auto",
+    split_mode: SplitMode = DEFAULTS.split_mode,
+    tensor_split: TensorSplit = "",
+    main_gpu: MainGpu = DEFAULTS.main_gpu,
 ) -> None:
     """Measure prompt processing and generation: llama-bench's tests, method and field names.
 
@@ -69,10 +84,14 @@ def command(
             batch_size=batch_size,
             ubatch_size=ubatch_size,
             flash_attn=flash_attn,
-            cache_type_k=cache_type_k,
-            cache_type_v=cache_type_v,
+            cache_type_k=cache_type_k or DEFAULT_CACHE_TYPE,
+            cache_type_v=cache_type_v or DEFAULT_CACHE_TYPE,
             mmap=not no_mmap,
             mlock=mlock,
+            gpu_layers=parse_gpu_layers(gpu_layers),
+            split_mode=split_mode,
+            tensor_split=parse_tensor_split(tensor_split),
+            main_gpu=main_gpu,
         )
         prompts = _numbers("-p", n_prompt or _LENGTHS[suite][0])
         answers = _numbers("-n", n_gen or _LENGTHS[suite][1])

@@ -18,13 +18,25 @@ from edgeinfer.cli.runtime_options import (
     CacheTypeK,
     CacheTypeV,
     FlashAttn,
+    GpuLayers,
+    MainGpu,
     Mlock,
     NoMmap,
     NoPrefixCache,
+    SplitMode,
+    TensorSplit,
     Threads,
+    tell_plan,
 )
 from edgeinfer.errors import UsageError
-from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams, parse_logit_bias
+from edgeinfer.options import (
+    DEFAULT_CTX_SIZE,
+    RuntimeOptions,
+    SamplingParams,
+    parse_gpu_layers,
+    parse_logit_bias,
+    parse_tensor_split,
+)
 
 if TYPE_CHECKING:  # the heavy parts are imported when there is something to run
     from edgeinfer.api.model import Model
@@ -102,6 +114,10 @@ def command(
     cache_type_v: CacheTypeV = DEFAULTS.cache_type_v,
     no_mmap: NoMmap = False,
     mlock: Mlock = DEFAULTS.mlock,
+    gpu_layers: GpuLayers = "auto",
+    split_mode: SplitMode = DEFAULTS.split_mode,
+    tensor_split: TensorSplit = "",
+    main_gpu: MainGpu = DEFAULTS.main_gpu,
     no_prefix_cache: NoPrefixCache = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
 ) -> None:
@@ -114,6 +130,10 @@ def command(
         cache_type_v=cache_type_v,
         mmap=not no_mmap,
         mlock=mlock,
+        gpu_layers=parse_gpu_layers(gpu_layers),
+        split_mode=split_mode,
+        tensor_split=parse_tensor_split(tensor_split),
+        main_gpu=main_gpu,
         prefix_cache=not no_prefix_cache,
     )
     given: dict[str, Any] = {
@@ -147,6 +167,7 @@ def command(
 
     with ending_at_once(as_json=as_json):
         loaded = _load(model, options, verbose=verbose)
+    tell_plan(loaded, verbose=verbose)
     if options.ctx_size and options.ctx_size > loaded.native.n_ctx_train:
         console.note(f"note: -c {options.ctx_size} exceeds the training context of {loaded.native.n_ctx_train} tokens")
     params = dataclasses.replace(loaded.sampling, **flags)
