@@ -9,17 +9,26 @@ from edgeinfer.errors import NotFoundError, UnusableInputError, listed
 from edgeinfer.gguf_file.header import Header, read_header
 from edgeinfer.gguf_file.limits import check_limits
 from edgeinfer.gguf_file.shards import read_shards, shard_parts
+from edgeinfer.registry.store import Store, split_quant
 
 MAX_TEXT_CHARS = 1 << 30
 """More is no text that anybody measures with: a device that never ends."""
 
 
-def resolve(model: str | Path) -> Path:
-    """The file that MODEL names: a `.gguf` (a split's first shard) or a directory with one. Raises NotFoundError."""
+def resolve(model: str | Path, *, fetch: bool = True) -> Path:
+    """The file that MODEL names: a path to a `.gguf` (a split's first shard) or to a directory with one, a name or
+    alias in the store, or `ORG/NAME[:QUANT]` on the Hub, which is fetched when it is nowhere here, and if `fetch`.
+
+    Raises NotFoundError, and what `registry.pull.pull` raises.
+    """
     path = Path(model)
+    if isinstance(model, str) and not os.path.lexists(model) and (found := _named(model, fetch=fetch)) is not None:
+        return found
     try:
         if not os.path.exists(path):  # False too for a name that no file can have, where `Path` raises
-            raise NotFoundError(f"{path}: no such model", "give a path to a .gguf file, or to a directory with one")
+            raise NotFoundError(
+                f"{path}: no such model", "give a .gguf file or a directory with one; `edgeinfer models list` has names"
+            )
         if not path.is_dir():
             return path
         found = sorted(path.glob("*.gguf"))
@@ -30,6 +39,24 @@ def resolve(model: str | Path) -> Path:
         names = listed([f.name for f in firsts]) or "none"
         raise NotFoundError(f"{path}: not one .gguf file in this directory ({names})", "name the file")
     return firsts[0]
+
+
+def _named(model: str, *, fetch: bool) -> Path | None:
+    """A model of the store, of the cache shared with other programs, or of the Hub, in this order."""
+    if model.endswith((".gguf", "/")) or not model:
+        return None
+    store = Store()
+    if (found := store.find(model)) is not None:
+        return found
+    hub_id, quant = split_quant(model)
+    if hub_id is None:
+        return None
+    from edgeinfer.registry.pull import in_shared_cache, pull
+
+    found = in_shared_cache(hub_id, quant)
+    if found is None and not fetch:
+        raise NotFoundError(f"{model}: not on this machine", f"`edgeinfer models pull {model}` fetches it")
+    return found or pull(store, hub_id, quant).path
 
 
 def checked_header(path: Path) -> Header:

@@ -10,7 +10,7 @@ import typer
 import typer.exceptions
 
 from edgeinfer import __version__
-from edgeinfer.cli import batch, bench, cache, console, convert, eval, imatrix, inspect, run, tokenize
+from edgeinfer.cli import batch, bench, cache, console, convert, doctor, eval, imatrix, inspect, models, run, tokenize
 from edgeinfer.cli.interrupt import Terminated, prepare_signals
 from edgeinfer.errors import EdgeinferError, InterruptedByUser, ResourceError, UsageError, last_words
 
@@ -30,7 +30,9 @@ app.command("eval")(eval.command)
 app.command("imatrix")(imatrix.command)
 app.command("tokenize")(tokenize.command)
 app.command("inspect")(inspect.command)
+app.add_typer(models.app, name="models")
 app.add_typer(cache.app, name="cache")
+app.command("doctor")(doctor.command)
 
 
 def _show_version(wanted: bool) -> None:

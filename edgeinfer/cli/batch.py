@@ -17,6 +17,7 @@ from edgeinfer.cli.interrupt import ending_at_once, on_interrupt
 from edgeinfer.cli.progress import Meter
 from edgeinfer.cli.runtime_options import (
     DEFAULTS,
+    MODEL_HELP,
     CacheTypeK,
     CacheTypeV,
     FlashAttn,
@@ -37,7 +38,7 @@ _STANDARD_STREAM = "-"
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file, or a directory with one.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     rows: Annotated[str, typer.Argument(metavar="IN.jsonl", help="A JSON object per line; - is stdin.")],
     output: Annotated[
         str, typer.Option("-o", "--output", metavar="OUT.jsonl", help="Where the answers go; - is stdout.")

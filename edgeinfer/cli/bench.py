@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +13,7 @@ from edgeinfer.cli import console
 from edgeinfer.cli.interrupt import interrupted_by, on_interrupt
 from edgeinfer.cli.runtime_options import (
     DEFAULTS,
+    MODEL_HELP,
     CacheTypeK,
     CacheTypeV,
     FlashAttn,
@@ -39,7 +39,7 @@ def _default(index: int) -> str:
 
 
 def command(
-    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help=".gguf files, or directories with one.")],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help=MODEL_HELP)],
     suite: Annotated[str, typer.Option("--suite", help=", ".join(_SUITES))] = "throughput",
     n_prompt: Annotated[
         str, typer.Option("-p", "--n-prompt", help=f"Prompt lengths, comma-separated [default: {_default(0)}].")

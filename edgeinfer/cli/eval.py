@@ -11,6 +11,7 @@ import typer
 from edgeinfer.cli import console, progress, table
 from edgeinfer.cli.runtime_options import (
     DEFAULTS,
+    MODEL_HELP,
     CacheTypeK,
     CacheTypeV,
     FlashAttn,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file, or a directory with one.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     file: Annotated[Path, typer.Option("-f", "--file", metavar="TEXT", help="The text to predict.")],
     reference: Annotated[
         str | None, typer.Option("--reference", metavar="REF.gguf", help="What to compare with, as a rule unquantized.")

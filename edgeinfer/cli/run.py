@@ -15,6 +15,7 @@ from edgeinfer.cli.ending import leave
 from edgeinfer.cli.interrupt import ending_at_once, on_interrupt
 from edgeinfer.cli.runtime_options import (
     DEFAULTS,
+    MODEL_HELP,
     CacheTypeK,
     CacheTypeV,
     FlashAttn,
@@ -53,7 +54,10 @@ def _sampling(flag: str, text: str, field: str) -> Any:
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file, or a directory with one.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help=f"{MODEL_HELP} [default: the model with the alias default]."),
+    ] = None,
     prompt: Annotated[
         str | None, typer.Argument(metavar="[PROMPT]", help="What to say. Piped input follows it after a blank line.")
     ] = None,
@@ -122,6 +126,7 @@ def command(
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
 ) -> None:
     """Answer a prompt, or chat when there is none and this is a terminal."""
+    model = _default_model() if model is None else model
     options = RuntimeOptions(
         ctx_size=ctx_size,
         threads=threads,
@@ -205,6 +210,12 @@ def _load(model: str, options: RuntimeOptions, *, verbose: bool) -> Model:
 
     threading.Thread(target=template.preload, daemon=True).start()
     return load(model, options, verbose=verbose)
+
+
+def _default_model() -> str:
+    from edgeinfer.api.models import default_model
+
+    return default_model()
 
 
 def _prompt(prompt: str | None, file: Path | None) -> str | None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from edgeinfer.api.model import Model
 
 DEFAULTS = RuntimeOptions()
+MODEL_HELP = "A .gguf file, a directory with one, a name of `models list`, or ORG/NAME[:QUANT] on the Hugging Face Hub"
 
 Threads = Annotated[int | None, typer.Option("--threads", help="Threads [default: physical cores].")]
 FlashAttn = Annotated[str, typer.Option("-fa", "--flash-attn", metavar="|".join(FLASH_ATTN), help="Flash attention.")]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from edgeinfer.ggml_types import GGMLType
@@ -17,11 +17,11 @@ from edgeinfer.gguf_file.header import Header, TensorInfo
 from edgeinfer.runtime.vocabulary import METADATA_KEY
 
 KV_PADDING_TOKENS = 256
-PROGRAM_NBYTES = 56 << 20
+PROGRAM_NBYTES = 54 << 20
 """Python, numpy, the C library and what a command imports."""
-TOKEN_NBYTES = 200
+TOKEN_NBYTES = 206
 """Of the vocabulary: each token's text twice, with the tables around it."""
-MERGE_NBYTES = 80
+MERGE_NBYTES = 82
 CANDIDATE_NBYTES = 40
 """Of a token while one is chosen: its logit, and what the samplers keep of it."""
 QUEUED_NBYTES = 256 << 20
@@ -109,6 +109,15 @@ class Needs:
         )
 
 
+def repacked_types(features: Collection[str]) -> dict[GGMLType, int]:
+    """Types whose weights the library copies into another layout, and how many rows must go together in it."""
+    found: dict[GGMLType, int] = {}
+    for feature, types in _REPACKED_BY if "REPACK" in features else ():
+        if feature in features:
+            found.update(types)
+    return found
+
+
 class Footprint:
     """The sizes of one model: `headers` are those of all its shards, the first one with the metadata."""
 
@@ -116,11 +125,7 @@ class Footprint:
         self.header = headers[0]
         self.tensors = [tensor for header in headers for tensor in header.tensors]
         self.features = frozenset(features)
-        self._types = dict.fromkeys(GGMLType, 0)
-        if "REPACK" in self.features:
-            for feature, types in _REPACKED_BY:
-                if feature in self.features:
-                    self._types.update(types)
+        self._rows = repacked_types(self.features)
 
     @cached_property
     def n_layer(self) -> int:
@@ -144,7 +149,7 @@ class Footprint:
 
     def repacked_nbytes(self, tensor: TensorInfo) -> int:
         """Bytes of the copy that is made of a tensor; 0 for none."""
-        rows = self._types[tensor.type]
+        rows = self._rows.get(tensor.type)
         is_multiplied = tensor.name.endswith(".weight") and len(tensor.shape) == (3 if _EXPERTS in tensor.name else 2)
         if not rows or not is_multiplied or tensor.shape[1] % rows:
             return 0
@@ -178,7 +183,8 @@ class Footprint:
         """The vocabulary in the library, and what chooses a token; a carried tokenizer is another one in Python."""
         merges = self._count_of("tokenizer.ggml.merges")
         carried = METADATA_KEY in self.header.metadata
-        return (1 + carried) * (self.n_vocab * TOKEN_NBYTES + merges * MERGE_NBYTES) + self.n_vocab * CANDIDATE_NBYTES
+        tables = (1 + carried) * (self.n_vocab * TOKEN_NBYTES + merges * MERGE_NBYTES)
+        return tables + self.n_vocab * CANDIDATE_NBYTES + self.header.data_offset  # which stays mapped
 
     def needs(self, settings: Settings, on_gpu: Collection[str] = ()) -> Needs:
         """What a run takes of the main memory when the tensors named in `on_gpu` are elsewhere."""
@@ -204,6 +210,10 @@ class Footprint:
             vocabulary=self.vocabulary_nbytes(),
             queued=min(QUEUED_NBYTES, kv) if settings.prefix_cache else 0,
         )
+
+    def needs_of(self, settings: Settings, ctx_size: int) -> Needs:
+        """The same with another context."""
+        return self.needs(replace(settings, ctx_size=ctx_size))
 
     def _feed_forward_length(self) -> int:
         """Of a dense layer, or of all experts that a token uses."""

@@ -19,9 +19,9 @@ from edgeinfer.runtime.offload import MARGIN_NBYTES
 from edgeinfer.types import Device
 
 # What llama_print_system_info said on these machines.
-XEON = frozenset("AVX AVX2 F16C FMA AVX512 AVX512_VNNI LLAMAFILE OPENMP REPACK".split())
-ATOM = frozenset("SSE3 SSSE3 OPENMP REPACK".split())
-RASPBERRY_PI_5 = frozenset("NEON ARM_FMA FP16_VA DOTPROD LLAMAFILE OPENMP REPACK".split())
+XEON = frozenset(["AVX", "AVX2", "F16C", "FMA", "AVX512", "AVX512_VNNI", "LLAMAFILE", "OPENMP", "REPACK"])
+ATOM = frozenset(["SSE3", "SSSE3", "OPENMP", "REPACK"])
+RASPBERRY_PI_5 = frozenset(["NEON", "ARM_FMA", "FP16_VA", "DOTPROD", "LLAMAFILE", "OPENMP", "REPACK"])
 
 # What ggml_backend_dev_* say: name, description, free and total bytes.
 GIB = 1 << 30
