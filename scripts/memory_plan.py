@@ -48,6 +48,7 @@ class Row:
 
     @property
     def ratio(self) -> float:
+        """How much the plan is of the measurement."""
         return self.needs.peak / self.measured
 
 

@@ -22,8 +22,8 @@ def resolve(model: str | Path, *, fetch: bool = True) -> Path:
     Raises NotFoundError, and what `registry.pull.pull` raises.
     """
     path = Path(model)
-    if isinstance(model, str) and not os.path.lexists(model) and (found := _named(model, fetch=fetch)) is not None:
-        return found
+    if isinstance(model, str) and not os.path.lexists(model) and (named := _named(model, fetch=fetch)) is not None:
+        return named
     try:
         if not os.path.exists(path):  # False too for a name that no file can have, where `Path` raises
             raise NotFoundError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from edgeinfer.gguf_file.header import Header
@@ -30,10 +31,17 @@ def this_machine() -> Machine:
 
 
 def plan_run(
-    header: Header, options: RuntimeOptions, *, default_ctx_size: int | None = None, max_sequences: int = 1
+    header: Header,
+    options: RuntimeOptions,
+    *,
+    default_ctx_size: int | None = None,
+    max_sequences: int = 1,
+    must_fit: bool = True,
 ) -> Plan:
-    """Fit a model to this machine. Raises what `runtime.memory.plan` raises."""
+    """Fit a model to this machine. Raises what `runtime.memory.plan` raises, for main memory only if it `must_fit`."""
     machine = this_machine()
+    if not must_fit:
+        machine = replace(machine, available_nbytes=None)
     footprint = Footprint(read_shards(header), machine.features)
     # The library keeps a row of logits for each sequence: the requests', as many kept ones, and a spare one.
     rows = 2 if max_sequences == 1 else 2 * max_sequences + 1

@@ -58,6 +58,7 @@ def load(
     latency_target_ms: float | None = None,
     max_request_tokens: int | None = None,
     default_ctx_size: int | None = None,
+    must_fit: bool = True,
     verbose: bool = False,
 ) -> Model:
     """Load a GGUF model, ready to run. Close it, or use it in a `with` statement.
@@ -66,14 +67,15 @@ def load(
     the context that they share, `latency_target_ms` how long a step may take while answers are being written (None: a
     few times what it takes without prompts). Raises NotFoundError, UnusableInputError for a file that is damaged or not
     a language model, ResourceError when memory does not suffice. Where the options leave it open, context
-    (`default_ctx_size` at most), KV type and offload are fitted to the machine: `Model.plan` tells how.
+    (`default_ctx_size` at most), KV type and offload are fitted to the machine: `Model.plan` tells how. Without
+    `must_fit`, weights that memory does not hold are read from the disk again and again.
     """
     started_s = time.perf_counter()
     library.set_verbose(verbose)
     path = resolve(model)
     header = checked_header(path)
     options = options or RuntimeOptions()
-    plan = plan_run(header, options, default_ctx_size=default_ctx_size, max_sequences=max_sequences)
+    plan = plan_run(header, options, default_ctx_size=default_ctx_size, max_sequences=max_sequences, must_fit=must_fit)
     options = plan.applied(options)
     limits = Limits(max_sequences, latency_target_ms=latency_target_ms)
     vocabulary_over = begin_vocabulary(header)

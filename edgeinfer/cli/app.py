@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from typing import Annotated, NoReturn
 
@@ -13,6 +14,9 @@ from edgeinfer import __version__
 from edgeinfer.cli import batch, bench, cache, console, convert, doctor, eval, imatrix, inspect, models, run, tokenize
 from edgeinfer.cli.interrupt import Terminated, prepare_signals
 from edgeinfer.errors import EdgeinferError, InterruptedByUser, ResourceError, UsageError, last_words
+
+# The shell is named, not guessed from the processes above this one: --show-completion zsh works from a script too.
+os.environ.setdefault("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
 
 app = typer.Typer(
     name="edgeinfer",
@@ -60,7 +64,8 @@ def main() -> NoReturn:
     as_json = "--json" in options
     last_words.append(lambda error: console.fail_at_once(error, as_json=as_json))
     try:
-        code = app(args=[a for a in options if a != "--debug"] + rest, standalone_mode=False)
+        arguments = [a for a in options if a != "--debug"] + rest
+        code = app(args=arguments, prog_name="edgeinfer", standalone_mode=False)
         if code == InterruptedByUser.exit_code:
             raise KeyboardInterrupt  # the command library made a result of it
         raise SystemExit(code or 0)

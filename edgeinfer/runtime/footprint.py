@@ -11,6 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.gguf_file.describe import KV_ELEMENT_NBYTES, kv_nbytes_per_token
 from edgeinfer.gguf_file.header import Header, TensorInfo
@@ -230,7 +232,9 @@ class Footprint:
         value = self.header.metadata.get(f"{self.header.architecture}.{name}")
         if isinstance(value, int):
             return max(0, value)
-        return max(0, int(value.max())) if getattr(value, "size", 0) and value.dtype.kind in "iu" else 0
+        return (
+            max(0, int(value.max())) if isinstance(value, np.ndarray) and value.size and value.dtype.kind in "iu" else 0
+        )
 
     def _count(self, name: str, default: int = 0) -> int:
         return self.header.metadata.count(f"{self.header.architecture}.{name}", default)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from edgeinfer.errors import ResourceError, UsageError
+from edgeinfer.gguf_file.header import TensorInfo
 from edgeinfer.options import RuntimeOptions
 from edgeinfer.runtime.footprint import Footprint, Settings, is_expert, layer_of
 from edgeinfer.types import Device
@@ -86,31 +87,32 @@ def _offload(
     nbytes, names = [0] * len(devices), set()
     stays = frozenset(experts_on_cpu)
     for tensor in footprint.tensors:
-        layer = layer_of(tensor)
-        is_output = tensor.name.startswith("output") or (tensor.name.startswith("token_embd") and footprint.is_tied)
-        device = of_layer[footprint.n_layer if is_output else layer] if is_output or _within(layer, of_layer) else None
+        layer = _layer_counted(footprint, tensor)
+        device = of_layer.get(layer) if layer is not None else None
         if device is None or (is_expert(tensor) and layer in stays):
             continue
         nbytes[device] += tensor.nbytes
-        if not tensor.name.startswith("token_embd"):  # the embedding stays where it is, and the output is a copy
+        if layer_of(tensor) is not None or not footprint.is_tied:  # a tied output is a copy of the embedding
             names.add(tensor.name)
     if options.split_mode == "row":
         nbytes = [int(sum(nbytes) * share) for share in _shares(options, devices)]
-    blocks = of_layer[: footprint.n_layer]
     kv = footprint.kv_nbytes(settings.ctx_size, settings.type_k, settings.type_v)
     logits = settings.ubatch_size * footprint.n_vocab * _F32_NBYTES  # this memory is taken, not only set aside
     buffers = footprint.activation_nbytes(settings.ctx_size, settings.ubatch_size) + logits
-    for device in set(of_layer) - {None}:
+    for device in set(of_layer.values()):
         nbytes[device] += buffers
-    for device in filter(lambda d: d is not None, blocks):
-        at = options.main_gpu if options.split_mode == "row" else device
-        nbytes[at] += kv // footprint.n_layer
-    there = sum(device is not None for device in blocks) / max(1, footprint.n_layer)
+    blocks = [device for layer, device in of_layer.items() if layer < footprint.n_layer]
+    for device in blocks:
+        nbytes[options.main_gpu if options.split_mode == "row" else device] += kv // footprint.n_layer
+    there = len(blocks) / max(1, footprint.n_layer)
     return Offload(layers, experts_on_cpu, frozenset(names), there), nbytes
 
 
-def _within(layer: int | None, of_layer: Sequence[int | None]) -> bool:
-    return layer is not None and layer < len(of_layer) - 1
+def _layer_counted(footprint: Footprint, tensor: TensorInfo) -> int | None:
+    """The layer that decides where a tensor goes; the output's is the one after the last. None for main memory."""
+    if tensor.name.startswith("output") or (footprint.is_tied and tensor.name.startswith("token_embd")):
+        return footprint.n_layer
+    return layer_of(tensor)
 
 
 def _shares(options: RuntimeOptions, devices: Sequence[Device]) -> list[float]:
@@ -123,11 +125,11 @@ def _shares(options: RuntimeOptions, devices: Sequence[Device]) -> list[float]:
     return [part / whole for part in parts]
 
 
-def _devices_of_layers(n_layer: int, layers: int, shares: Sequence[float]) -> list[int | None]:
-    """The device of each layer and, last, of the output; None is main memory."""
+def _devices_of_layers(n_layer: int, layers: int, shares: Sequence[float]) -> dict[int, int]:
+    """The device of each layer that goes to one; the output is the layer after the last."""
     first, bounds = n_layer + 1 - layers, list(accumulate(shares))
-    last = max(i for i, share in enumerate(shares) if share) if any(shares) else 0
-    return [
-        None if i < first else next((d for d, bound in enumerate(bounds) if bound > (i - first) / layers), last)
-        for i in range(n_layer + 1)
-    ]
+    last = max((i for i, share in enumerate(shares) if share), default=0)  # rounding must lead nowhere else
+    return {
+        i: next((device for device, bound in enumerate(bounds) if bound > (i - first) / layers), last)
+        for i in range(first, n_layer + 1)
+    }
