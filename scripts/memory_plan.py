@@ -20,6 +20,7 @@ from toolbox import run
 
 from edgeinfer.api.files import checked_header
 from edgeinfer.api.memory import plan_run
+from edgeinfer.api.vocabulary import tokenize
 from edgeinfer.cli import console
 from edgeinfer.errors import CheckFailedError
 from edgeinfer.options import RuntimeOptions
@@ -31,7 +32,7 @@ MODELS = {
     "Qwen2.5-0.5B Q4_K_M": "qwen2.5-coder-0.5b",
 }
 CONTEXTS = (512, 1024, 2048, 4096)
-FILLED = 0.92  # a word is a token, but for a few
+LEFT_TOKENS = 16  # of the context, for the answer
 MOST = 1.1
 MIB = 1 << 20
 ROW = "| {} | {} | {} | {} | {} |"
@@ -56,11 +57,19 @@ def compare(name: str, path: Path, ctx_size: int, scratch: Path) -> Row:
     """Plan a run, and run it."""
     plan = plan_run(checked_header(path), RuntimeOptions(ctx_size=ctx_size))
     prompt = scratch / "prompt.txt"
-    prompt.write_text(words(int(FILLED * ctx_size), seed=1))
+    prompt.write_text(_prompt(path, ctx_size - LEFT_TOKENS))
     flags = ("--raw", "-f", prompt, "-c", str(ctx_size), "-n", "8", "--temp", "0", "--json")
     with empty_home(scratch):
         done = run_commands((sys.executable, "-m", "edgeinfer", "run", path, *flags))
     return Row(name, ctx_size, plan.needs, done.peak_rss_bytes)
+
+
+def _prompt(path: Path, n_tokens: int) -> str:
+    """So many tokens at most, and only a few less: a word is a token, as a rule."""
+    text = words(n_tokens, seed=1).split()
+    while (excess := len(tokenize(path, " ".join(text))) - n_tokens) > 0:
+        del text[-excess:]
+    return " ".join(text)
 
 
 def main() -> None:
