@@ -66,6 +66,7 @@ class Settings:
     type_k: str = "f16"
     type_v: str = "f16"
     repack: bool = True
+    flash_attn: bool = True
     mmap: bool = True
     ubatch_size: int = 512
     prefix_cache: bool = True
@@ -165,15 +166,17 @@ class Footprint:
         per_token = (kv_nbytes_per_token(self.header) or 0) * bits / (16 * KV_ELEMENT_NBYTES)
         return int(_padded(ctx_size) * (per_token + CELL_NBYTES))
 
-    def activation_nbytes(self, ctx_size: int, ubatch_size: int) -> int:
-        """What a pass of `ubatch_size` tokens over a full context holds at a time, without the logits."""
-        embedding = self._count("embedding_length")
-        query = self._largest("attention.head_count") * self._count("attention.key_length", self._head_length())
+    def activation_nbytes(self, settings: Settings) -> int:
+        """What a pass over a full context holds at a time, without the logits."""
+        embedding, heads = self._count("embedding_length"), self._largest("attention.head_count")
+        query = heads * self._count("attention.key_length", self._head_length())
         wide = self._feed_forward_length()
+        n_tokens, n_cells = min(settings.ubatch_size, settings.ctx_size), _padded(settings.ctx_size)
         values = max(2 * embedding + 3 * wide, 3 * embedding + 4 * query)
         masks = 2 if self._count("attention.sliding_window") else 1
-        mask_nbytes = _MASK_NBYTES * _padded(ctx_size) * masks
-        return int(ubatch_size * (values * _F32_NBYTES + max(wide, query, embedding) * _WORK_NBYTES + mask_nbytes))
+        scores = 0 if settings.flash_attn else heads * n_cells  # which flash attention never has all at a time
+        work = max(wide, query, embedding) * _WORK_NBYTES
+        return int(n_tokens * ((values + scores) * _F32_NBYTES + work + masks * n_cells * _MASK_NBYTES))
 
     def head_lengths(self) -> tuple[int, ...]:
         """Elements of a key and of a value of one head; none where there is no such cache."""
@@ -207,8 +210,7 @@ class Footprint:
             repacked=repacked,
             read_once=read_once,
             kv=kv,
-            buffers=self.activation_nbytes(settings.ctx_size, min(settings.ubatch_size, settings.ctx_size))
-            + settings.logit_rows * self.n_vocab * _F32_NBYTES,
+            buffers=self.activation_nbytes(settings) + settings.logit_rows * self.n_vocab * _F32_NBYTES,
             vocabulary=self.vocabulary_nbytes(),
             queued=min(QUEUED_NBYTES, kv) if settings.prefix_cache else 0,
         )

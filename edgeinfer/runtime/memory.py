@@ -78,6 +78,7 @@ def plan(
         ctx_size=options.ctx_size or default_ctx_size or min(DEFAULT_CTX_SIZE, trained),
         type_k=options.type_k,
         type_v=options.type_v,
+        flash_attn=options.flash_attn != "off",
         mmap=options.mmap,
         ubatch_size=min(options.ubatch_size, options.batch_size),
         prefix_cache=options.prefix_cache,

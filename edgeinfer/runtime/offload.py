@@ -98,7 +98,7 @@ def _offload(
         nbytes = [int(sum(nbytes) * share) for share in _shares(options, devices)]
     kv = footprint.kv_nbytes(settings.ctx_size, settings.type_k, settings.type_v)
     logits = settings.ubatch_size * footprint.n_vocab * _F32_NBYTES  # this memory is taken, not only set aside
-    buffers = footprint.activation_nbytes(settings.ctx_size, settings.ubatch_size) + logits
+    buffers = footprint.activation_nbytes(settings) + logits
     for device in set(of_layer.values()):
         nbytes[device] += buffers
     blocks = [device for layer, device in of_layer.items() if layer < footprint.n_layer]

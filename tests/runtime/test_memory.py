@@ -13,7 +13,7 @@ from edgeinfer.errors import ResourceError, UsageError
 from edgeinfer.gguf_file.header import read_header
 from edgeinfer.options import RuntimeOptions
 from edgeinfer.runtime import footprint as sizes
-from edgeinfer.runtime.footprint import Footprint, layer_of
+from edgeinfer.runtime.footprint import Footprint, Settings, layer_of
 from edgeinfer.runtime.memory import MIN_CTX_SIZE, Machine, Plan, plan
 from edgeinfer.runtime.offload import MARGIN_NBYTES
 from edgeinfer.types import Device
@@ -150,6 +150,12 @@ def test_without_flash_attention_the_cache_of_values_stays_as_it_is(tmp_path: Pa
         on(footprint, bytes_for(footprint, ctx_size=MIN_CTX_SIZE) - 1, flash_attn="off")
 
 
+def test_without_flash_attention_all_scores_are_there_at_a_time(tmp_path: Path) -> None:
+    footprint = model(tmp_path)
+    off, on_ = (fixed(footprint, RuntimeOptions(flash_attn=f)).needs.buffers for f in ("off", "auto"))
+    assert off - on_ == 4 * 4096 * 512 * 4  # heads, cells, tokens, bytes
+
+
 def test_nothing_is_refused_where_the_system_does_not_tell(tmp_path: Path) -> None:
     assert fixed(model(tmp_path), RuntimeOptions(ctx_size=2**31 - 1)).settings.ctx_size == 2**31 - 1
 
@@ -199,7 +205,7 @@ def test_a_gpu_without_room_gets_as_many_layers_as_fit(tmp_path: Path) -> None:
     footprint = model(tmp_path)
     options: dict[str, Any] = {"ctx_size": 1 << 16}
     kv_of_a_layer = footprint.kv_nbytes(1 << 16, "f16", "f16") // LAYERS
-    buffers = footprint.activation_nbytes(1 << 16, 512) + 512 * VOCABULARY * 4
+    buffers = footprint.activation_nbytes(Settings(1 << 16)) + 512 * VOCABULARY * 4
     free = MARGIN_NBYTES + buffers + 3 * kv_of_a_layer + (3 << 20)  # the weights of three layers and the output
     device = Device("CUDA0", "a small one", free, 2 * free)
     found = on_gpu(footprint, (device,), **options)
@@ -231,7 +237,7 @@ def test_experts_stay_in_main_memory_before_a_layer_does(tmp_path: Path) -> None
     footprint = model(tmp_path, experts=64)
     experts = HIDDEN * WIDTH * 64 * 18 // 32
     whole = sum(t.nbytes for t in footprint.tensors) + footprint.kv_nbytes(4096, "f16", "f16")
-    whole += footprint.activation_nbytes(4096, 512) + 512 * VOCABULARY * 4
+    whole += footprint.activation_nbytes(Settings(4096)) + 512 * VOCABULARY * 4
     device = Device("CUDA0", "one", MARGIN_NBYTES + whole - 3 * experts + 4096, 0)
     found = on_gpu(footprint, (device,))
     assert found.placement.gpu_layers == LAYERS + 1
