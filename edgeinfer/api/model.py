@@ -32,7 +32,7 @@ from edgeinfer.runtime.prompt import chat_tokens, no_template, raw_tokens
 from edgeinfer.runtime.session import ChatSession
 from edgeinfer.runtime.template import ChatTemplate, Message
 from edgeinfer.scheduling.policy import Limits
-from edgeinfer.types import Answer, Tokens, Vocabulary
+from edgeinfer.types import Answer, Placement, Tokens, Vocabulary
 
 # A file's recommendations (general.sampling.*, src/llama-arch.cpp) by their name there and ours.
 _SAMPLING_KEYS = {
@@ -85,7 +85,9 @@ def load(
         # Beginnings of texts outlive their requests in sequences of their own, where those cost nothing.
         kept = 0 if max_sequences == 1 or native.is_stateful else max_sequences
         backend = opened.enter_context(NativeBackend(native, options, max_sequences=max_sequences + kept))
-        cache = open_prefix_cache(header, backend, options, library.build()) if options.prefix_cache else None
+        # Other kernels, and GPUs, round otherwise: what they leave in the KV cache is not mixed.
+        build = library.build() + ("" if plan.placement == Placement() else f" {plan.placement}")
+        cache = open_prefix_cache(header, backend, options, build) if options.prefix_cache else None
         engine = Engine(
             backend,
             NativeSamplerFactory(native.vocabulary),
