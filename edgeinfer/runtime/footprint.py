@@ -19,7 +19,7 @@ from edgeinfer.gguf_file.header import Header, TensorInfo
 from edgeinfer.runtime.vocabulary import METADATA_KEY
 
 KV_PADDING_TOKENS = 256
-PROGRAM_NBYTES = 54 << 20
+PROGRAM_NBYTES = 57 << 20
 """Python, numpy, the C library and what a command imports."""
 TOKEN_NBYTES = 206
 """Of the vocabulary: each token's text twice, with the tables around it."""
