@@ -57,7 +57,7 @@ def _verdict(verdict: Verdict) -> list[tuple[str, str]]:
         rows.append(("gpu layers", str(verdict.gpu_layers)))
     if verdict.decode_tps_limit is not None:
         rows.append(
-            ("decode", f"at most {verdict.decode_tps_limit:.1f} tokens/s: as fast as the memory gives the weights")
+            ("decode", f"at most {verdict.decode_tps_limit:.1f} tokens/s, at the memory's speed as measured now")
         )
     return rows
 
