@@ -67,7 +67,7 @@ def plan_run(
 
 def _logit_rows(options: RuntimeOptions, max_sequences: int) -> int:
     """Rows of logits that the library keeps at a time."""
-    # One for each sequence: the requests', as many kept ones, and a spare one. Drafts: one for each of their tokens too.
+    # One for each sequence: the requests', as many kept ones, and a spare one. Drafts want one for each token.
     rows = 2 if max_sequences == 1 else 2 * max_sequences + 1
     if options.draft == "off":
         return rows
