@@ -1,7 +1,7 @@
 """Compares the plan for a model's memory with what runs really take, and prints a Markdown table.
 
 Every run is a process of its own that answers a prompt which nearly fills the context: the plan is for the most that a
-context of this size can need. Fails when a plan is below what was measured, or more than a tenth above it.
+context of this size can need. Without drafts, of whose rows of logits a run takes as many as it happens to need. Fails when a plan is below what was measured, or more than a tenth above it.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Row:
 
 def compare(name: str, path: Path, ctx_size: int, scratch: Path) -> Row:
     """Plan a run, and run it."""
-    plan = plan_run(checked_header(path), RuntimeOptions(ctx_size=ctx_size))
+    plan = plan_run(checked_header(path), RuntimeOptions(ctx_size=ctx_size, draft="off"))
     prompt = scratch / "prompt.txt"
     prompt.write_text(_prompt(path, ctx_size - LEFT_TOKENS))
-    flags = ("--raw", "-f", prompt, "-c", str(ctx_size), "-n", "8", "--temp", "0", "--json")
+    flags = ("--raw", "-f", prompt, "-c", str(ctx_size), "-n", "8", "--temp", "0", "--draft", "off", "--json")
     with empty_home(scratch):
         done = run_commands((sys.executable, "-m", "edgeinfer", "run", path, *flags))
     return Row(name, ctx_size, plan.needs, done.peak_rss_bytes)
