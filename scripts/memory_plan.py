@@ -1,7 +1,8 @@
 """Compares the plan for a model's memory with what runs really take, and prints a Markdown table.
 
 Every run is a process of its own that answers a prompt which nearly fills the context: the plan is for the most that a
-context of this size can need. Without drafts, of whose rows of logits a run takes as many as it happens to need. Fails when a plan is below what was measured, or more than a tenth above it.
+context of this size can need. There are no drafts, for a run takes as many of their rows of logits as it happens to.
+Fails when a plan is below what was measured, or more than a tenth above it.
 """
 
 from __future__ import annotations
