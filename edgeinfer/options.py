@@ -78,10 +78,18 @@ class RuntimeOptions:
     batch_size: int = 2048
     ubatch_size: int = 512
     flash_attn: str = "auto"
-    cache_type_k: str = "f16"
-    cache_type_v: str = "f16"
+    cache_type_k: str | None = None
+    """None is `DEFAULT_CACHE_TYPE`, or a smaller type where the memory does not suffice for that."""
+    cache_type_v: str | None = None
     mmap: bool = True
     mlock: bool = False
+    gpu_layers: int | str = "auto"
+    """Layers on the GPUs, the last ones first, the output counted as one more: a number, "all", or "auto" (as fit)."""
+    split_mode: str = "layer"
+    """What goes to each of several GPUs: whole layers, rows of matrices, or everything to `main_gpu` ("none")."""
+    tensor_split: tuple[float, ...] = ()
+    """How much each GPU gets, in proportion; empty goes by their free memory."""
+    main_gpu: int = 0
     prefix_cache: bool = True
     """Keep the KV state of prompts on disk, and use what is there."""
     draft: str = "auto"
@@ -100,8 +108,9 @@ class RuntimeOptions:
         _need(self, "batch_size", 1, 2**20)
         _need(self, "ubatch_size", 1, 2**20)
         _need_one_of(self, "flash_attn", FLASH_ATTN)
-        _need_one_of(self, "cache_type_k", CACHE_TYPES)
-        _need_one_of(self, "cache_type_v", CACHE_TYPES)
+        for name in ("cache_type_k", "cache_type_v"):
+            if getattr(self, name) is not None:
+                _need_one_of(self, name, CACHE_TYPES)
         if self.draft not in DRAFTS and not self.draft_is_file:
             raise UsageError(f"draft is {self.draft!r}", f"one of {', '.join(DRAFTS)}, or a .gguf file")
         _need(self, "draft_max", 1, MAX_DRAFT_TOKENS)
@@ -109,8 +118,28 @@ class RuntimeOptions:
             _need(self, "draft_layers", 1, MAX_DRAFT_LAYERS)
             if self.draft != "layers":
                 raise UsageError("draft_layers is given without draft layers", "drop it, or choose that draft")
-        if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
+        if self.flash_attn == "off" and self.type_v not in UNQUANTIZED_CACHE_TYPES:
             raise UsageError("a quantized V cache needs flash attention", "drop flash_attn off or cache_type_v")
+        if isinstance(self.gpu_layers, str):
+            _need_one_of(self, "gpu_layers", GPU_LAYERS)
+        else:
+            _need(self, "gpu_layers", 0, 2**31 - 1)
+        _need_one_of(self, "split_mode", SPLIT_MODES)
+        _need(self, "main_gpu", 0, MAX_GPUS - 1)
+        if len(self.tensor_split) > MAX_GPUS or not all(0 <= part < math.inf for part in self.tensor_split):
+            raise UsageError(f"tensor_split is {self.tensor_split}", f"give up to {MAX_GPUS} numbers from 0 on")
+        if self.tensor_split and not any(self.tensor_split):
+            raise UsageError("tensor_split gives no GPU anything", "give one of them more than 0")
+
+    @property
+    def type_k(self) -> str:
+        """The type of the K cache, unless something smaller is made of it."""
+        return self.cache_type_k or DEFAULT_CACHE_TYPE
+
+    @property
+    def type_v(self) -> str:
+        """The type of the V cache, unless something smaller is made of it."""
+        return self.cache_type_v or DEFAULT_CACHE_TYPE
 
     @property
     def draft_is_file(self) -> bool:
@@ -119,6 +148,11 @@ class RuntimeOptions:
 
 
 DEFAULT_CTX_SIZE = 4096
+DEFAULT_CACHE_TYPE = "f16"
+UNQUANTIZED_CACHE_TYPES = ("f32", "f16", "bf16")
+GPU_LAYERS = ("auto", "all")
+SPLIT_MODES = ("none", "layer", "row")
+MAX_GPUS = 16
 FLASH_ATTN = ("auto", "on", "off")
 ON_OVERFLOW = ("error", "truncate")
 """What becomes of a conversation that no longer fits the context."""
@@ -162,6 +196,23 @@ class ConvertOptions:
             _need(self, "threads", 1, MAX_THREADS)
         if self.split_max_size is not None:
             _need(self, "split_max_size", 1, 2**63 - 1)
+
+
+def parse_gpu_layers(text: str) -> int | str:
+    """`auto`, `all` or a number."""
+    if text in GPU_LAYERS:
+        return text
+    if text.isdecimal() and len(text) <= len(str(2**31)):
+        return int(text)
+    raise UsageError(f"--gpu-layers is {text!r}", "auto, all, or a number of layers from 0 on")
+
+
+def parse_tensor_split(text: str) -> tuple[float, ...]:
+    """`3,1`: how much each GPU gets."""
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise UsageError(f"--tensor-split is {text!r}", "give numbers with commas between them, as 3,1") from None
 
 
 def parse_logit_bias(text: str) -> tuple[int, float]:

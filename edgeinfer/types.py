@@ -340,6 +340,31 @@ class Importance:
         return np.ascontiguousarray(sums / count) if count > 0 else np.ones(row_length, np.float32)
 
 
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU that the library can use, and its memory in bytes."""
+
+    name: str
+    description: str
+    free_nbytes: int
+    total_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a model's weights go, and in which layout."""
+
+    repack: bool = True
+    """Make copies of weights in the layout that the CPU's kernels want."""
+    gpu_layers: int = 0
+    """How many layers, the last ones, the output counted as one more."""
+    experts_on_cpu: tuple[int, ...] = ()
+    """Layers on a GPU whose experts stay in main memory."""
+    split_mode: str = "layer"
+    tensor_split: tuple[float, ...] = ()
+    main_gpu: int = 0
+
+
 class Quantizer(Protocol):
     """Turns F32 rows into the bytes of a tensor type; safe to call from several threads at once."""
 

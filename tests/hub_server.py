@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 COMMIT = "c0ffee" + "0" * 34
+WEIGHTS = (".safetensors", ".gguf")
 
 
 class Hub:
@@ -26,13 +27,13 @@ class Hub:
         self.fail: dict[str, tuple[int, dict[str, str]]] = {}
         """Status and headers to answer with, by a pattern that is looked for in `METHOD path`."""
         self.cut_after: int | None = None
-        """Drop the connection after so many bytes of each safetensors body."""
+        """Drop the connection after so many bytes of each body with weights."""
         self.down_after_cut = False
         """Have no more of them to give then."""
         self.damage = False
         """Send other weights than announced."""
         self.weights_sent: list[int] = []
-        """Bytes of each answer with a safetensors file."""
+        """Bytes of each answer with weights."""
         self.sizes: dict[str, int] = {}
         """What to claim of a file's size."""
         self.answer: dict[str, Any] | str = {}
@@ -113,8 +114,8 @@ def serving(folder: Path) -> Iterator[Hub]:
             status, start = (206, int(begin[1])) if begin else (200, 0)
             if begin:
                 headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-            limit = hub.cut_after if name.endswith(".safetensors") and body else None
-            if hub.damage and name.endswith(".safetensors"):
+            limit = hub.cut_after if name.endswith(WEIGHTS) and body else None
+            if hub.damage and name.endswith(WEIGHTS):
                 data = bytes(len(data))
             self._answer(status, data[start:], headers, body, limit)
 
@@ -122,14 +123,14 @@ def serving(folder: Path) -> Iterator[Hub]:
             self, status: int, data: bytes, headers: dict[str, str], body: bool, limit: int | None = None
         ) -> None:
             if limit is not None and hub.down_after_cut:
-                hub.fail["GET .*safetensors$"] = (503, {})
+                hub.fail[r"GET .*(safetensors|gguf)$"] = (503, {})
             self.send_response(status)
             for key, value in {**headers, "Content-Length": str(len(data))}.items():
                 self.send_header(key, value)
             self.end_headers()
             if body:
                 self.wfile.write(data[:limit])
-                if "safetensors" in self.path and "resolve" in self.path:
+                if self.path.endswith(WEIGHTS) and "resolve" in self.path:
                     hub.weights_sent.append(len(data[:limit]))
             if limit is not None and limit < len(data):
                 self.close_connection = True

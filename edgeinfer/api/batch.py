@@ -67,11 +67,12 @@ def load_for_batch(
     ctx_size = options.ctx_size or _fitted_ctx_size(header, wanted, min(one, DEFAULT_CTX_SIZE))
     return load(
         model,
-        dataclasses.replace(options, ctx_size=ctx_size),
+        options,
         max_sequences=parallel or max(1, min(wanted, ctx_size // _MIN_TOKENS_PER_REQUEST)),
         latency_target_ms=math.inf,  # nobody watches: the most tokens per second
         max_request_tokens=options.ctx_size or one,
         remember_shared_only=True,  # of many prompts, most never come again
+        default_ctx_size=ctx_size,
         verbose=verbose,
     )
 

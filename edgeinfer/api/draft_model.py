@@ -13,6 +13,7 @@ from edgeinfer.native.context import NativeBackend
 from edgeinfer.native.model import NativeModel
 from edgeinfer.options import RuntimeOptions
 from edgeinfer.speculation.model import MAX_READ_TOKENS, ModelSource
+from edgeinfer.types import Placement
 
 MAX_UNUSED_TOKENS = 128
 """By which sizes of a family pad one vocabulary to different lengths."""
@@ -68,12 +69,14 @@ class DraftPlan:
             )
         return cls(header, None)
 
-    def open(self, target: NativeBackend, options: RuntimeOptions, max_sequences: int) -> DraftModel:
-        """Load it, with room for as many tokens as the target's cache.
+    def open(
+        self, target: NativeBackend, options: RuntimeOptions, max_sequences: int, *, repack: bool = True
+    ) -> DraftModel:
+        """Load it into main memory, with room for as many tokens as the target's cache; `repack` as in `Placement`.
 
         Raises UnusableInputError for what is no decoder, or cannot take tokens back; ResourceError.
         """
-        native = self._load(options)
+        native = self._load(options, Placement(repack=repack))
         try:
             backend = self._context(native, target, options, max_sequences)
         except BaseException as error:
@@ -98,9 +101,9 @@ class DraftPlan:
         )
         return NativeBackend(native, own, max_sequences=max_sequences)
 
-    def _load(self, options: RuntimeOptions) -> NativeModel:
+    def _load(self, options: RuntimeOptions, placement: Placement) -> NativeModel:
         if self.layers is None:
-            return NativeModel(self.header.path, mmap=options.mmap, mlock=options.mlock)
+            return NativeModel(self.header.path, mmap=options.mmap, mlock=options.mlock, placement=placement)
         return layers_model(self.header, self.layers)
 
 

@@ -9,26 +9,28 @@ from edgeinfer.errors import NotFoundError, UnusableInputError, UsageError, list
 from edgeinfer.gguf_file.header import Header, read_header
 from edgeinfer.gguf_file.limits import check_limits
 from edgeinfer.gguf_file.shards import read_shards, shard_parts
-from edgeinfer.registry.hub_id import parse_id
+from edgeinfer.registry.store import Store, split_quant
 
-_HINT = "give a path to a .gguf file, or to a directory with one"
-_HUB_HINT = "; of a checkpoint on the Hub, `edgeinfer convert ORG/NAME` makes one"
+_HINT = "give a path to a .gguf file, to a directory with one, or a name that `edgeinfer models list` has"
 
 MAX_TEXT_CHARS = 1 << 30
 """More is no text that anybody measures with: a device that never ends."""
 
 
-def resolve(model: str | Path) -> Path:
-    """The file that MODEL names: a `.gguf` (a split's first shard) or a directory with one.
+def resolve(model: str | Path, *, fetch: bool = True) -> Path:
+    """The file that MODEL names: a path to a `.gguf` (a split's first shard) or to a directory with one, a name or
+    alias in the store, or `ORG/NAME[:QUANT]` on the Hub, which is fetched when it is nowhere here, and if `fetch`.
 
-    Raises NotFoundError, and UsageError for an empty name.
+    Raises NotFoundError, UsageError for an empty name, and what `registry.pull.pull` raises.
     """
     if model == "":  # a script's variable that is not set; `Path` would take it for the current directory
         raise UsageError("the name of the model is empty", _HINT)
     path = Path(model)
+    if isinstance(model, str) and not os.path.lexists(model) and (named := _named(model, fetch=fetch)) is not None:
+        return named
     try:
         if not os.path.exists(path):  # False too for a name that no file can have, where `Path` raises
-            raise NotFoundError(f"{path}: no such model", _HINT + (_HUB_HINT if _is_on_hub(str(model)) else ""))
+            raise NotFoundError(f"{path}: no such model", _HINT)
         if not path.is_dir():
             return path
         found = sorted(path.glob("*.gguf"))
@@ -45,9 +47,22 @@ def resolve(model: str | Path) -> Path:
     raise NotFoundError(f"{path}: no .gguf file in this directory", _HINT)
 
 
-def _is_on_hub(model: str) -> bool:
-    """Whether it looks like `ORG/NAME`, or `ORG/NAME:QUANT` as other programs have it."""
-    return not model.endswith(".gguf") and parse_id(model.partition(":")[0]) is not None
+def _named(model: str, *, fetch: bool) -> Path | None:
+    """A model of the store, of the cache shared with other programs, or of the Hub, in this order."""
+    if model.endswith((".gguf", "/")):
+        return None
+    store = Store()
+    if (found := store.find(model)) is not None:
+        return found
+    hub_id, quant = split_quant(model)
+    if hub_id is None:
+        return None
+    from edgeinfer.registry.pull import in_shared_cache, pull
+
+    found = in_shared_cache(hub_id, quant)
+    if found is None and not fetch:
+        raise NotFoundError(f"{model}: not on this machine", f"`edgeinfer models pull {model}` fetches it")
+    return found or pull(store, hub_id, quant).path
 
 
 def checked_header(path: Path) -> Header:

@@ -15,7 +15,7 @@ import numpy as np
 from edgeinfer.api.draft_model import DraftModel, DraftPlan
 from edgeinfer.api.drafts import CostFile, draft_notes, open_drafting
 from edgeinfer.api.files import checked_header, resolve
-from edgeinfer.api.memory import check_context
+from edgeinfer.api.memory import plan_run
 from edgeinfer.api.prefix_cache import open_prefix_cache
 from edgeinfer.api.structure import Structures
 from edgeinfer.api.vocabulary import begin_vocabulary
@@ -31,12 +31,13 @@ from edgeinfer.native.sampler import NativeSamplerFactory
 from edgeinfer.options import RuntimeOptions, SamplingParams
 from edgeinfer.runtime.answer import About, AnswerStream, Reply
 from edgeinfer.runtime.engine import Engine
+from edgeinfer.runtime.memory import Plan
 from edgeinfer.runtime.prompt import chat_tokens, no_template, raw_tokens
 from edgeinfer.runtime.session import ChatSession, OnOverflow, TurnSettings
 from edgeinfer.runtime.template import ChatTemplate, Message
 from edgeinfer.scheduling.policy import Limits
 from edgeinfer.speculation.cost import CostCurve
-from edgeinfer.types import Answer, Tokens, Vocabulary
+from edgeinfer.types import Answer, Placement, Tokens, Vocabulary
 
 # A file's recommendations (general.sampling.*, src/llama-arch.cpp) by their name there and ours.
 _SAMPLING_KEYS = {
@@ -62,6 +63,8 @@ def load(
     latency_target_ms: float | None = None,
     max_request_tokens: int | None = None,
     remember_shared_only: bool = False,
+    default_ctx_size: int | None = None,
+    must_fit: bool = True,
     verbose: bool = False,
 ) -> Model:
     """Load a GGUF model, ready to run. Close it, or use it in a `with` statement.
@@ -69,7 +72,9 @@ def load(
     `max_sequences` is how many requests can run at a time, `max_request_tokens` how many tokens one of them may have of
     the context that they share, `latency_target_ms` how long a step may take while answers are being written (None: a
     few times what it takes without prompts). With `remember_shared_only` the prefix cache keeps of the prompts what two
-    of them begin with, and nothing else. Raises NotFoundError, UnusableInputError for a file that is damaged or not
+    of them begin with, and nothing else. Where the options leave it open, context (`default_ctx_size` at most), KV type
+    and offload are fitted to the machine: `Model.plan` tells how. Without `must_fit`, weights that memory does not hold
+    are read from the disk again and again. Raises NotFoundError, UnusableInputError for a file that is damaged or not
     a language model, ResourceError when memory does not suffice.
     """
     started_s = time.perf_counter()
@@ -77,21 +82,31 @@ def load(
     path = resolve(model)
     header = checked_header(path)
     options = options or RuntimeOptions()
-    plan = DraftPlan.of(header, options)
-    check_context(header, options, plan.header if plan else None)
+    draft = DraftPlan.of(header, options)
+    plan = plan_run(
+        header,
+        options,
+        default_ctx_size=default_ctx_size,
+        max_sequences=max_sequences,
+        must_fit=must_fit,
+        draft=draft,
+    )
+    options = plan.applied(options)
     limits = Limits(max_sequences, latency_target_ms=latency_target_ms)
     vocabulary_over = begin_vocabulary(header)
-    native = NativeModel(path, mmap=options.mmap, mlock=options.mlock)
+    native = NativeModel(path, mmap=options.mmap, mlock=options.mlock, placement=plan.placement)
     with contextlib.ExitStack() as opened:
         opened.enter_context(native)
         # Beginnings of texts outlive their requests in sequences of their own, where those cost nothing.
         kept = 0 if max_sequences == 1 or native.is_stateful else max_sequences
         backend = opened.enter_context(NativeBackend(native, options, max_sequences=max_sequences + kept))
-        cache = open_prefix_cache(header, backend, options, library.build()) if options.prefix_cache else None
+        # Other kernels, and GPUs, take other times and round otherwise: what they leave in the KV cache is not mixed.
+        build = library.build() + ("" if plan.placement == Placement() else f" {plan.placement}")
+        cache = open_prefix_cache(header, backend, options, build) if options.prefix_cache else None
         drafter = None
-        if plan is not None and not native.is_stateful:
-            drafter = opened.enter_context(plan.open(backend, options, max_sequences))
-        costs = CostFile.of(header, backend, options, library.build())
+        if draft is not None and not native.is_stateful:
+            drafter = opened.enter_context(draft.open(backend, options, max_sequences, repack=plan.placement.repack))
+        costs = CostFile.of(header, backend, options, build)
         engine = Engine(
             backend,
             NativeSamplerFactory(native.vocabulary),
@@ -103,7 +118,7 @@ def load(
         )
         vocabulary = vocabulary_over(native.vocabulary)
         load_ms = (time.perf_counter() - started_s) * 1e3
-        loaded = Model(header, native, vocabulary, backend, engine, cache, costs, drafter, load_ms=load_ms)
+        loaded = Model(header, plan, native, vocabulary, backend, engine, cache, costs, drafter, load_ms=load_ms)
         opened.pop_all()
     return loaded
 
@@ -116,6 +131,7 @@ class Model:
     def __init__(
         self,
         header: Header,
+        plan: Plan,
         native: NativeModel,
         vocabulary: Vocabulary,
         backend: NativeBackend,
@@ -127,6 +143,8 @@ class Model:
         load_ms: float,
     ) -> None:
         self.header = header
+        self.plan = plan
+        """How the model was fitted to the machine."""
         self.native = native
         self.backend = backend
         self.prefix_cache = prefix_cache

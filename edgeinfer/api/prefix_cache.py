@@ -52,8 +52,8 @@ def _settings(
     trained = header.hyperparameter("context_length", 0)
     return {
         "build": build,
-        "type_k": options.cache_type_k,
-        "type_v": options.cache_type_v,
+        "type_k": options.type_k,
+        "type_v": options.type_v,
         "rotation": os.environ.get("LLAMA_ATTN_ROT_DISABLE"),  # of quantized K and V
         "flash_attn": options.flash_attn,
         # RoPE's other settings are the file's; a model with two sets of factors chooses by the context's size.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import traceback
 from typing import Annotated, NoReturn
@@ -11,10 +12,13 @@ import typer
 import typer.exceptions
 
 from edgeinfer import __version__
-from edgeinfer.cli import batch, bench, cache, console, convert, eval, imatrix, inspect, run, tokenize
+from edgeinfer.cli import batch, bench, cache, console, convert, doctor, eval, imatrix, inspect, models, run, tokenize
 from edgeinfer.cli.interrupt import Terminated, prepare_signals
 from edgeinfer.cli.usage import Command, usage_error
 from edgeinfer.errors import EdgeinferError, InterruptedByUser, ResourceError, last_words
+
+# The shell is named, not guessed from the processes above this one: --show-completion zsh works from a script too.
+os.environ.setdefault("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
 
 app = typer.Typer(
     name="edgeinfer",
@@ -33,8 +37,10 @@ for _name, _command, _about in (
     ("imatrix", imatrix.command, "Find out which weights matter, for convert."),
     ("tokenize", tokenize.command, "Print the tokens of a text."),
     ("inspect", inspect.command, "Show what is in a model file, and its memory."),
+    ("doctor", doctor.command, "Show what this machine offers, and how a model would run."),
 ):
     app.command(_name, cls=Command, short_help=_about)(_command)
+app.add_typer(models.app, name="models", short_help="List, fetch and delete models.")
 app.add_typer(cache.app, name="cache", short_help="Show or clear the prefix cache.")
 
 

@@ -17,25 +17,31 @@ from edgeinfer.cli.ending import leave
 from edgeinfer.cli.interrupt import ending_at_once, on_interrupt
 from edgeinfer.cli.runtime_options import (
     DEFAULTS,
+    MODEL_HELP,
     CacheTypeK,
     CacheTypeV,
     Draft,
     DraftLayers,
     DraftMax,
     FlashAttn,
+    GpuLayers,
+    MainGpu,
     Mlock,
     NoMmap,
     NoPrefixCache,
+    SplitMode,
+    TensorSplit,
     Threads,
+    tell_plan,
 )
 from edgeinfer.errors import InterruptedByUser, UsageError
-from edgeinfer.options import RuntimeOptions
+from edgeinfer.options import RuntimeOptions, parse_gpu_layers, parse_tensor_split
 
 _STANDARD_STREAM = "-"
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file, or a directory with one.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     rows: Annotated[str, typer.Argument(metavar="IN.jsonl", help="A JSON object per line; - is stdin.")],
     output: Annotated[
         str, typer.Option("-o", "--output", metavar="OUT.jsonl", help="Where the answers go; - is stdout.")
@@ -66,6 +72,10 @@ def command(
     draft: Draft = DEFAULTS.draft,
     draft_max: DraftMax = DEFAULTS.draft_max,
     draft_layers: DraftLayers = DEFAULTS.draft_layers,
+    gpu_layers: GpuLayers = "auto",
+    split_mode: SplitMode = DEFAULTS.split_mode,
+    tensor_split: TensorSplit = "",
+    main_gpu: MainGpu = DEFAULTS.main_gpu,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
 ) -> None:
     """Answer every line of a JSONL file, many at a time, in the order of the lines.
@@ -86,6 +96,10 @@ def command(
         draft_max=draft_max,
         draft_layers=draft_layers,
         mlock=mlock,
+        gpu_layers=parse_gpu_layers(gpu_layers),
+        split_mode=split_mode,
+        tensor_split=parse_tensor_split(tensor_split),
+        main_gpu=main_gpu,
     )
     if resume and output == _STANDARD_STREAM:
         raise UsageError("--resume needs the file to go on with", "give it with -o")
@@ -100,6 +114,7 @@ def command(
             console.note(f"{output}: {progress.rows(n_skipped)} there already")
         with ending_at_once():
             loaded = load_for_batch(model, options, parallel=parallel, verbose=verbose)
+        tell_plan(loaded, verbose=verbose)
         work = batch(loaded, read_lines(file, MAX_LINE_NBYTES), skip=skip)
         meter = progress.Meter(os.fstat(file.fileno()).st_size or None, work)
         # On a terminal, rows and a line that changes would mix.

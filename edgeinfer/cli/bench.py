@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,17 +13,22 @@ from edgeinfer.cli import console
 from edgeinfer.cli.interrupt import interrupted_by, on_interrupt
 from edgeinfer.cli.runtime_options import (
     DEFAULTS,
+    MODEL_HELP,
     CacheTypeK,
     CacheTypeV,
     Draft,
     DraftLayers,
     DraftMax,
     FlashAttn,
+    GpuLayers,
+    MainGpu,
     Mlock,
     NoMmap,
+    SplitMode,
+    TensorSplit,
 )
 from edgeinfer.errors import EdgeinferError, InterruptedByUser, UsageError, last_words
-from edgeinfer.options import RuntimeOptions
+from edgeinfer.options import DEFAULT_CACHE_TYPE, RuntimeOptions, parse_gpu_layers, parse_tensor_split
 
 _FORMATS = ("md", "json", "jsonl", "csv", "sql")
 _SUITES = ("throughput", "batch", "prefix", "speculation")
@@ -38,7 +42,7 @@ def _default(index: int) -> str:
 
 
 def command(
-    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help=".gguf files, or directories with one.")],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help=MODEL_HELP)],
     suite: Annotated[
         str, typer.Option("--suite", metavar="NAME", help="What to measure: " + ", ".join(_SUITES) + ".")
     ] = "throughput",
@@ -80,6 +84,10 @@ def command(
     cache_type_v: CacheTypeV = DEFAULTS.cache_type_v,
     no_mmap: NoMmap = False,
     mlock: Mlock = DEFAULTS.mlock,
+    gpu_layers: GpuLayers = "auto",
+    split_mode: SplitMode = DEFAULTS.split_mode,
+    tensor_split: TensorSplit = "",
+    main_gpu: MainGpu = DEFAULTS.main_gpu,
     draft: Draft = DEFAULTS.draft,
     draft_max: DraftMax = DEFAULTS.draft_max,
     draft_layers: DraftLayers = DEFAULTS.draft_layers,
@@ -99,10 +107,14 @@ def command(
             batch_size=batch_size,
             ubatch_size=ubatch_size,
             flash_attn=flash_attn,
-            cache_type_k=cache_type_k,
-            cache_type_v=cache_type_v,
+            cache_type_k=cache_type_k or DEFAULT_CACHE_TYPE,
+            cache_type_v=cache_type_v or DEFAULT_CACHE_TYPE,
             mmap=not no_mmap,
             mlock=mlock,
+            gpu_layers=parse_gpu_layers(gpu_layers),
+            split_mode=split_mode,
+            tensor_split=parse_tensor_split(tensor_split),
+            main_gpu=main_gpu,
             draft=draft,
             draft_max=draft_max,
             draft_layers=draft_layers,

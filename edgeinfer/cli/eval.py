@@ -9,16 +9,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeinfer.cli import console, progress, table
-from edgeinfer.cli.runtime_options import DEFAULTS, CacheTypeK, CacheTypeV, FlashAttn, Mlock, NoMmap, Threads
+from edgeinfer.cli.runtime_options import (
+    DEFAULTS,
+    MODEL_HELP,
+    CacheTypeK,
+    CacheTypeV,
+    FlashAttn,
+    GpuLayers,
+    MainGpu,
+    Mlock,
+    NoMmap,
+    SplitMode,
+    TensorSplit,
+    Threads,
+)
 from edgeinfer.errors import CheckFailedError, UsageError
-from edgeinfer.options import RuntimeOptions
+from edgeinfer.options import DEFAULT_CACHE_TYPE, RuntimeOptions, parse_gpu_layers, parse_tensor_split
 
 if TYPE_CHECKING:
     from edgeinfer.quality.evaluate import Evaluation
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file, or a directory with one.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     file: Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="Text file to predict.")],
     reference: Annotated[
         str | None,
@@ -40,6 +53,10 @@ def command(
     cache_type_v: CacheTypeV = DEFAULTS.cache_type_v,
     no_mmap: NoMmap = False,
     mlock: Mlock = DEFAULTS.mlock,
+    gpu_layers: GpuLayers = "auto",
+    split_mode: SplitMode = DEFAULTS.split_mode,
+    tensor_split: TensorSplit = "",
+    main_gpu: MainGpu = DEFAULTS.main_gpu,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Measure how well a model predicts a text and, with a reference, how far it is from that."""
@@ -50,10 +67,14 @@ def command(
     options = RuntimeOptions(
         threads=threads,
         flash_attn=flash_attn,
-        cache_type_k=cache_type_k,
-        cache_type_v=cache_type_v,
+        cache_type_k=cache_type_k or DEFAULT_CACHE_TYPE,
+        cache_type_v=cache_type_v or DEFAULT_CACHE_TYPE,
         mmap=not no_mmap,
         mlock=mlock,
+        gpu_layers=parse_gpu_layers(gpu_layers),
+        split_mode=split_mode,
+        tensor_split=parse_tensor_split(tensor_split),
+        main_gpu=main_gpu,
     )
     with progress.passages() as advance:
         result = evaluate(

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from edgeinfer.cli import console, progress
-from edgeinfer.cli.runtime_options import Threads
+from edgeinfer.cli.runtime_options import MODEL_HELP, Threads
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file, or a directory with one.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     file: Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="Text file to run the model over.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT", help="The GGUF file to write.")],
     chunks: Annotated[

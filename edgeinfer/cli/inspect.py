@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeinfer.cli import console, table
+from edgeinfer.cli.runtime_options import MODEL_HELP
 
 if TYPE_CHECKING:
     from edgeinfer.gguf_file.describe import Description
@@ -16,7 +17,7 @@ MAX_TEXT = 120
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file, or a directory with one.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor, with --json too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:

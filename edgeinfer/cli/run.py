@@ -15,19 +15,33 @@ from edgeinfer.cli.ending import leave
 from edgeinfer.cli.interrupt import ending_at_once, on_interrupt
 from edgeinfer.cli.runtime_options import (
     DEFAULTS,
+    MODEL_HELP,
     CacheTypeK,
     CacheTypeV,
     Draft,
     DraftLayers,
     DraftMax,
     FlashAttn,
+    GpuLayers,
+    MainGpu,
     Mlock,
     NoMmap,
     NoPrefixCache,
+    SplitMode,
+    TensorSplit,
     Threads,
+    tell_plan,
 )
 from edgeinfer.errors import UsageError
-from edgeinfer.options import DEFAULT_CTX_SIZE, ON_OVERFLOW, RuntimeOptions, SamplingParams, parse_logit_bias
+from edgeinfer.options import (
+    DEFAULT_CTX_SIZE,
+    ON_OVERFLOW,
+    RuntimeOptions,
+    SamplingParams,
+    parse_gpu_layers,
+    parse_logit_bias,
+    parse_tensor_split,
+)
 
 if TYPE_CHECKING:  # the heavy parts are imported when there is something to run
     from edgeinfer.api.model import Model
@@ -50,7 +64,10 @@ def _sampling(flag: str, text: str, field: str) -> Any:
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file, or a directory with one.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help=f"{MODEL_HELP} [default: the model with the alias default]."),
+    ] = None,
     prompt: Annotated[
         str | None, typer.Argument(metavar="[PROMPT]", help="What to say. Piped input follows it after a blank line.")
     ] = None,
@@ -134,6 +151,10 @@ def command(
     cache_type_v: CacheTypeV = DEFAULTS.cache_type_v,
     no_mmap: NoMmap = False,
     mlock: Mlock = DEFAULTS.mlock,
+    gpu_layers: GpuLayers = "auto",
+    split_mode: SplitMode = DEFAULTS.split_mode,
+    tensor_split: TensorSplit = "",
+    main_gpu: MainGpu = DEFAULTS.main_gpu,
     no_prefix_cache: NoPrefixCache = False,
     on_overflow: Annotated[
         str,
@@ -150,6 +171,7 @@ def command(
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
 ) -> None:
     """Answer a prompt, or chat when there is none and this is a terminal."""
+    model = _default_model() if model is None else model
     options = RuntimeOptions(
         ctx_size=ctx_size,
         threads=threads,
@@ -158,6 +180,10 @@ def command(
         cache_type_v=cache_type_v,
         mmap=not no_mmap,
         mlock=mlock,
+        gpu_layers=parse_gpu_layers(gpu_layers),
+        split_mode=split_mode,
+        tensor_split=parse_tensor_split(tensor_split),
+        main_gpu=main_gpu,
         prefix_cache=not no_prefix_cache,
         draft=draft,
         draft_max=draft_max,
@@ -203,6 +229,7 @@ def command(
     with ending_at_once(as_json=as_json):
         kept = _session_file(session)
         loaded = _load(model, options, verbose=verbose)
+    tell_plan(loaded, verbose=verbose)
     if options.ctx_size and options.ctx_size > loaded.native.n_ctx_train:
         console.note(f"note: -c {options.ctx_size} exceeds the training context of {loaded.native.n_ctx_train} tokens")
     talk = None
@@ -279,6 +306,12 @@ def _load(model: str, options: RuntimeOptions, *, verbose: bool) -> Model:
 
     threading.Thread(target=template.preload, daemon=True).start()
     return load(model, options, verbose=verbose)
+
+
+def _default_model() -> str:
+    from edgeinfer.api.models import default_model
+
+    return default_model()
 
 
 def _structure(json_schema: str | None, grammar: Path | None) -> Grammar | None:

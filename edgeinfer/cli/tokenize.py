@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeinfer.cli import console, inputs
+from edgeinfer.cli.runtime_options import MODEL_HELP
 from edgeinfer.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file, or a directory with one.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="The text [default: standard input].")] = None,
     pieces: Annotated[bool, typer.Option("--pieces", help="One token a line, with its text.")] = False,
     count: Annotated[bool, typer.Option("--count", help="Print only how many tokens there are.")] = False,

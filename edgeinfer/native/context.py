@@ -87,8 +87,8 @@ class NativeBackend:
         params.n_seq_max = n_sequences
         params.n_threads = params.n_threads_batch = self.threads
         params.flash_attn_type = _FLASH_ATTN[options.flash_attn]
-        params.type_k = GGMLType[options.cache_type_k.upper()]
-        params.type_v = GGMLType[options.cache_type_v.upper()]
+        params.type_k = GGMLType[options.type_k.upper()]
+        params.type_v = GGMLType[options.type_v.upper()]
         params.kv_unified = True
         params.no_perf = True
         if self._observer is not None:

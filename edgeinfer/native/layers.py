@@ -55,10 +55,10 @@ class LayersModel(NativeModel):
         filler = _Filler(self._file, tensors)
         metadata = _metadata(path, block_count_key, n_layers, tensors)
         library.forget_errors()
+        params = llama.llama_model_default_params()
+        params.n_gpu_layers = 0  # the data is in main memory
         try:
-            handle = llama.llama_model_init_from_user(
-                metadata, filler.callback, None, llama.llama_model_default_params()
-            )
+            handle = llama.llama_model_init_from_user(metadata, filler.callback, None, params)
         finally:
             _gguf().gguf_free(metadata)
         if not handle:

@@ -164,3 +164,8 @@ def build() -> str:
 def system_info() -> str:
     """What the library was built for and found: CPU features, OpenMP, GPU backends."""
     return str(llama.llama_print_system_info().decode())
+
+
+def features() -> frozenset[str]:
+    """What the CPU has that the library was built to use, and which of the library's own parts there are."""
+    return frozenset(re.findall(r"(\w+) = 1", system_info()))

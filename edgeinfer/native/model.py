@@ -13,8 +13,9 @@ import numpy as np
 
 from edgeinfer.errors import UnusableInputError, UsageError
 from edgeinfer.native import library
+from edgeinfer.native.gpus import place
 from edgeinfer.native.library import llama
-from edgeinfer.types import Tokens
+from edgeinfer.types import Placement, Tokens
 
 _INT32_MAX = 2**31 - 1
 
@@ -25,10 +26,14 @@ class NativeModel:
     Raises UnusableInputError with the library's own reason when it does not load.
     """
 
-    def __init__(self, path: Path, *, mmap: bool = True, mlock: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, mmap: bool = True, mlock: bool = False, placement: Placement | None = None
+    ) -> None:
         params = llama.llama_model_default_params()
         params.load_mode = _load_mode(mmap, mlock)
+        kept = place(params, placement) if placement else None
         handle = _load(path, params)
+        del kept
         self._handle: int | None = handle
         self.vocabulary = NativeVocabulary(handle)
         try:

@@ -78,10 +78,9 @@ def look_up(hub_id: HubId) -> Snapshot:
     Raises NotFoundError when there is no such repository or revision, when it may not be read, and when the Hub cannot
     be reached; UnusableInputError when it has no safetensors checkpoint.
     """
-    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-    with translated(hub_id):
-        info = HfApi().model_info(hub_id.repository, revision=hub_id.revision, files_metadata=True)
+    info = _model_info(hub_id)
     sizes, commit = _sizes(hub_id, info), str(info.sha)
     _refuse_unusable(hub_id, sizes)
     shards = [name for name in sizes if name == "model.safetensors"] or [
@@ -106,6 +105,19 @@ def look_up(hub_id: HubId) -> Snapshot:
         )
     n_parameters = getattr(info.safetensors, "total", None)
     return Snapshot(hub_id, commit, files, missing, n_parameters if isinstance(n_parameters, int) else None)
+
+
+def model_sizes(hub_id: HubId) -> tuple[dict[str, int], str]:
+    """Ask the Hub what a repository has: bytes by file name, and the commit. Raises NotFoundError as `look_up` does."""
+    info = _model_info(hub_id)
+    return _sizes(hub_id, info), str(info.sha)
+
+
+def _model_info(hub_id: HubId) -> ModelInfo:
+    from huggingface_hub import HfApi
+
+    with translated(hub_id):
+        return HfApi().model_info(hub_id.repository, revision=hub_id.revision, files_metadata=True)
 
 
 def _sizes(hub_id: HubId, info: ModelInfo) -> dict[str, int]:
@@ -133,7 +145,7 @@ def _refuse_unusable(hub_id: HubId, names: Mapping[str, Any]) -> None:
     ggufs = [name for name in names if name.endswith(".gguf")]
     if ggufs:
         raise UnusableInputError(
-            f"{hub_id}: has only GGUF files ({ggufs[0]})", "download one and give its path, or use the original"
+            f"{hub_id}: has only GGUF files ({ggufs[0]})", f"`edgeinfer run {hub_id}` runs one, or use the original"
         )
     raise UnusableInputError(f"{hub_id}: has no .safetensors file", "give another repository")
 

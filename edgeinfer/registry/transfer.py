@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,37 +31,63 @@ def fetch(repository: str, name: str, commit: str) -> None:
 
     Raises what `huggingface_hub` raises, and UnusableInputError when the content is not what the Hub announced.
     """
+    announced = announcement(repository, name, commit)
+    if announced is None:
+        return
+    blob = blobs_folder(repository) / announced.sha256
+    if not blob.exists():
+        fetch_to(blob, blob.with_name(blob.name + PARTIAL_SUFFIX), repository, name, announced)
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What the Hub says of a large file before it sends it."""
+
+    url: str
+    sha256: str
+    nbytes: int
+
+
+def announcement(repository: str, name: str, commit: str) -> Announcement | None:
+    """Ask for a file's size and hash; None for a file without. Raises what `huggingface_hub` raises."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils._fixes import WeakFileLock
-    from huggingface_hub.utils._headers import build_hf_headers
 
     url = hf_hub_url(repository, name, revision=commit)
     announced = get_hf_file_metadata(url)
     if announced.etag is None or not _SHA256.fullmatch(announced.etag) or announced.size is None:
-        return
-    blob = blobs_folder(repository) / announced.etag
-    if blob.exists():
-        return
-    partial = blob.with_name(blob.name + PARTIAL_SUFFIX)
+        return None
+    return Announcement(url, announced.etag, announced.size)
+
+
+def fetch_to(target: Path, partial: Path, repository: str, name: str, announced: Announcement) -> None:
+    """Fetch a file into `partial`, going on where that ends, and give it its name when it is what was announced.
+
+    Raises what `huggingface_hub` raises, and UnusableInputError when it is not.
+    """
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils._fixes import WeakFileLock
+    from huggingface_hub.utils._headers import build_hf_headers
+
     partial.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(partial.with_suffix(".lock")):
+        if target.exists() and sha256_of(target) == announced.sha256:  # another process has fetched it meanwhile
+            return
         with open(partial, "ab") as file:
-            if file.tell() > announced.size:
+            if file.tell() > announced.nbytes:
                 file.truncate(0)
             http_get(
-                url,
+                announced.url,
                 file,
                 resume_size=file.tell(),
                 headers=build_hf_headers(),
-                expected_size=announced.size,
+                expected_size=announced.nbytes,
                 displayed_filename=name,
                 tqdm_class=progress_bar(),
             )
-        if _sha256(partial) != announced.etag:
+        if sha256_of(partial) != announced.sha256:
             partial.unlink()
             raise UnusableInputError(f"{repository}: the download of {name} is damaged", "try again")
-        partial.replace(blob)
+        partial.replace(target)
 
 
 def progress_bar() -> Any:
@@ -74,6 +101,7 @@ def progress_bar() -> Any:
     return Bar
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Of a file's content, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -145,7 +145,7 @@ class Drafting:
         n_free = min(room.limits.max_step_tokens, room.n_free) - n_rows
         unit_s = self.curve.unit_s
         most_cost = room.most_s(self.curve.seconds(n_rows)) / unit_s if unit_s else math.inf
-        share = min(n_free, self._most_tokens, max(_LEAST_SHARE, MAX_DRAFT_TOKENS // max(1, n_rows)))
+        share = min(n_free, self._most_tokens, most_draft_tokens(n_rows))
         chosen: dict[Generation, tuple[Proposal, list[float]]] = {}
         for generation in decoding:
             most = min(share, room.draft_tokens(generation))
@@ -293,6 +293,11 @@ class Drafting:
         if draft is not None:
             with contextlib.suppress(Exception):
                 draft.close()
+
+
+def most_draft_tokens(n_answers: int) -> int:
+    """Of each answer, in a step that has so many of them."""
+    return max(_LEAST_SHARE, MAX_DRAFT_TOKENS // max(1, n_answers))
 
 
 def _shortened(proposal: Proposal, length: int) -> Proposal:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeinfer.errors import UsageError
+from edgeinfer.errors import UnusableInputError, UsageError
 from edgeinfer.runtime.template import ChatTemplate, Message
 from edgeinfer.types import Tokens, Vocabulary
 
@@ -26,15 +26,18 @@ def chat_text(vocabulary: Vocabulary, template: ChatTemplate, messages: Sequence
     """The conversation's text, and the marks in it, None where it needed none.
 
     What a person writes stays text, also when it spells a control token: such spellings are marked before the
-    template, whose own control tokens count, puts everything together. Raises UsageError for messages without a bottom.
+    template, whose own control tokens count, puts everything together. Raises UnusableInputError for messages with
+    parts of parts without end.
     """
     try:
-        return _chat_text(vocabulary, template, messages)
+        return _marked_text(vocabulary, template, messages)
     except RecursionError:
-        raise UsageError("the messages are nested too deeply", "give texts and lists of parts") from None
+        raise UnusableInputError("the messages are nested too deeply", "give contents as text") from None
 
 
-def _chat_text(vocabulary: Vocabulary, template: ChatTemplate, messages: Sequence[Message]) -> tuple[str, Marks | None]:
+def _marked_text(
+    vocabulary: Vocabulary, template: ChatTemplate, messages: Sequence[Message]
+) -> tuple[str, Marks | None]:
     texts = list(_texts(messages))
     spellings = _control_spellings(vocabulary, texts)
     if not spellings:

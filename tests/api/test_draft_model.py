@@ -12,7 +12,7 @@ from ggufs import write_gguf
 import edgeinfer
 from edgeinfer.api.draft_model import MAX_UNUSED_TOKENS, DraftPlan
 from edgeinfer.api.layers import chosen_layers, layers_model
-from edgeinfer.errors import NotFoundError, UnusableInputError, UsageError
+from edgeinfer.errors import NotFoundError, ResourceError, UnusableInputError, UsageError
 from edgeinfer.gguf_file.header import read_header
 from edgeinfer.native.context import NativeBackend
 from edgeinfer.native.library import llama
@@ -95,20 +95,28 @@ def test_the_cache_of_the_draft_counts_before_anything_is_loaded(tmp_path, monke
     from edgeinfer.api import memory
 
     header = read_header(write_gguf(tmp_path / "a.gguf"))
-    monkeypatch.setattr(memory, "available_nbytes", lambda: 1_000_000)
-    options = RuntimeOptions(ctx_size=1)
-    size = next(n for n in range(1, 10**6) if not _fits(memory, header, RuntimeOptions(ctx_size=n), None))
-    assert _fits(memory, header, options, header)
-    assert not _fits(memory, header, RuntimeOptions(ctx_size=size - 1), header)
-    assert _fits(memory, header, RuntimeOptions(ctx_size=size // 2 - 1), header)
+    options, draft = RuntimeOptions(ctx_size=4096), DraftPlan(header, None)
+    alone = memory.plan_run(header, options).needs
+    both = memory.plan_run(header, options, draft=draft).needs
+    assert both.kv == 2 * alone.kv
+    assert both.weights + both.repacked == 2 * (alone.weights + alone.repacked)
+    assert (both.queued, both.program) == (alone.queued, alone.program)
+    monkeypatch.setattr(memory, "available_nbytes", lambda: both.total - 1)
+    memory.plan_run(header, options)
+    with pytest.raises(ResourceError, match="4096 tokens"):
+        memory.plan_run(header, options, draft=draft)
+    fitted = memory.plan_run(header, RuntimeOptions(), draft=draft)
+    assert fitted.settings.ctx_size < 4096
 
 
-def _fits(memory, header, options, draft):
-    try:
-        memory.check_context(header, options, draft)
-    except edgeinfer.errors.ResourceError:
-        return False
-    return True
+def test_a_run_without_room_for_its_draft_is_refused(tmp_path, monkeypatch):
+    from edgeinfer.api import memory
+
+    path = write_gguf(tmp_path / "a.gguf")
+    need = memory.plan_run(read_header(path), RuntimeOptions(ctx_size=4096)).needs.total
+    monkeypatch.setattr(memory, "available_nbytes", lambda: need)
+    with pytest.raises(ResourceError):
+        edgeinfer.load(path, RuntimeOptions(ctx_size=4096, draft=str(path)))
 
 
 def test_layers_are_the_first_ones_or_all_but_those_after_the_middle(tmp_path):

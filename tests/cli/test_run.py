@@ -53,7 +53,7 @@ def error_of(done):
         (["x" * 5000, "hi"], 3, "no such model"),
         (["missing.gguf", "-f", "/dev/zero"], 2, "longer than"),
         (["missing.gguf", "-f", "."], 4, "Is a directory"),
-        ([], 2, "Missing argument"),
+        ([], 3, "no model is named"),
         (["missing.gguf", "hi", "-f", "prompt.txt"], 2, "both PROMPT and -f"),
         (["missing.gguf", "-f", "missing.txt"], 3, "missing.txt"),
         (["missing.gguf", "hi", "--raw", "-s", "x"], 2, "--raw"),

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-COMMANDS = ("convert", "run", "batch", "bench", "eval", "imatrix", "tokenize", "inspect", "cache")
+COMMANDS = ("convert", "run", "batch", "bench", "eval", "imatrix", "tokenize", "inspect", "doctor", "models", "cache")
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -19,10 +19,11 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "`edgeinfer` needs a command (convert, run, batch, bench, eval, imatrix, tokenize, inspect, cache: see"),
+        ([], f"`edgeinfer` needs a command ({', '.join(COMMANDS)}: see"),
         (["cache"], "`edgeinfer cache` needs a command (info, clear: see `edgeinfer cache --help`)"),
+        (["models"], "`edgeinfer models` needs a command (list, pull, rm: see `edgeinfer models --help`)"),
         (["covnert"], "Did you mean 'convert'? (see `edgeinfer --help`)"),
-        (["run"], "Missing argument 'MODEL'. (see `edgeinfer run --help`)"),
+        (["tokenize"], "Missing argument 'MODEL'. (see `edgeinfer tokenize --help`)"),
         (
             ["run", "a.gguf", "why", "is", "it"],
             "too many arguments: is it (put a text that has spaces into quotes; see",
@@ -48,9 +49,9 @@ def test_the_help_has_a_whole_line_for_every_command() -> None:
     assert all(line.endswith(".") and not line.endswith("...") for line in listed)
 
 
-@pytest.mark.parametrize("command", COMMANDS[:-1])
+@pytest.mark.parametrize("command", [*COMMANDS, "models list", "models pull", "models rm", "cache info", "cache clear"])
 def test_a_commands_help_says_what_to_give(command: str) -> None:
-    text = _run(command, "--help").stdout
+    text = _run(*command.split(), "--help").stdout
     assert "{" not in text.splitlines()[0]
     assert not [line for line in text.splitlines() if "<int" in line or "<str>" in line or "<path>" in line]
 
