@@ -25,7 +25,7 @@ from edgeinfer.gguf_file.describe import readable
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.grammar.nodes import Grammar
 from edgeinfer.native import library
-from edgeinfer.native.context import NativeBackend
+from edgeinfer.native.context import NativeBackend, check_sequences
 from edgeinfer.native.model import NativeModel
 from edgeinfer.native.sampler import NativeSamplerFactory
 from edgeinfer.options import RuntimeOptions, SamplingParams
@@ -79,6 +79,7 @@ def load(
     """
     started_s = time.perf_counter()
     library.set_verbose(verbose)
+    check_sequences(max_sequences)
     path = resolve(model)
     header = checked_header(path)
     options = options or RuntimeOptions()

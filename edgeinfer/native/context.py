@@ -26,9 +26,14 @@ if TYPE_CHECKING:
     from edgeinfer.native.activations import ActivationSums
 
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
-MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ, src/llama-cparams.h
 _NO_ROOM, _ABORTED, _NO_MEMORY = 1, 2, -2  # what llama_decode returns besides 0
-_MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ, src/llama-cparams.h
+
+
+def check_sequences(max_sequences: int) -> None:
+    """Raise UsageError for a number of sequences that no context can have."""
+    if not 1 <= max_sequences <= MAX_SEQUENCES:
+        raise UsageError(f"{max_sequences} sequences at a time", f"give a number from 1 to {MAX_SEQUENCES}")
 
 
 class NativeBackend:
@@ -45,8 +50,7 @@ class NativeBackend:
         max_sequences: int = 1,
         observer: ActivationSums | None = None,
     ) -> None:
-        if not 1 <= max_sequences <= MAX_SEQUENCES:
-            raise UsageError(f"{max_sequences} sequences at a time", f"give a number from 1 to {MAX_SEQUENCES}")
+        check_sequences(max_sequences)
         self._model = model
         self._observer = observer
         self._n_ctx = options.ctx_size or min(DEFAULT_CTX_SIZE, model.n_ctx_train)
@@ -55,7 +59,7 @@ class NativeBackend:
         self.threads = options.threads or default_threads()
         stateful = bool(llama.llama_model_is_recurrent(model.handle) or llama.llama_model_is_hybrid(model.handle))
         # Ranges are saved by way of one more sequence, which costs no memory where the state is cells of the KV cache.
-        has_spare = not stateful and max_sequences < _MAX_SEQUENCES
+        has_spare = not stateful and max_sequences < MAX_SEQUENCES
         params = self._params(options, max_sequences + has_spare)
         library.forget_errors()
         self._handle: int | None = llama.llama_init_from_model(model.handle, params)
