@@ -196,7 +196,7 @@ def _constraint(model: Model, values: dict[str, Any]) -> Constraint | None:
         raise UsageError("json_schema is no JSON Schema", 'give an object, for example {"type": "integer"}')
     if not (grammar is None or isinstance(grammar, str)):
         raise UsageError("grammar is no text", "give it as a string")
-    return model.structures.constraint(schema, grammar)
+    return model.constraint(schema, grammar)
 
 
 def _tokens(model: Model, values: dict[str, Any]) -> Tokens:

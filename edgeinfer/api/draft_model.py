@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from edgeinfer.api.files import checked_header, resolve
-from edgeinfer.api.layers import chosen_layers, layers_model
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.gguf_file.header import Header, ValueType
 from edgeinfer.native.context import NativeBackend
@@ -57,6 +56,8 @@ class DraftPlan:
         a target whose layers make no model.
         """
         if options.draft == "layers":
+            from edgeinfer.api.layers import chosen_layers  # here, because every start imports this module
+
             return cls(target, tuple(chosen_layers(target, options.draft_layers)))
         if not options.draft_is_file:
             return None
@@ -104,6 +105,8 @@ class DraftPlan:
     def _load(self, options: RuntimeOptions, placement: Placement) -> NativeModel:
         if self.layers is None:
             return NativeModel(self.header.path, mmap=options.mmap, mlock=options.mlock, placement=placement)
+        from edgeinfer.api.layers import layers_model
+
         return layers_model(self.header, self.layers)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,13 +17,11 @@ from edgeinfer.api.drafts import CostFile, draft_notes, open_drafting
 from edgeinfer.api.files import checked_header, resolve
 from edgeinfer.api.memory import plan_run
 from edgeinfer.api.prefix_cache import open_prefix_cache
-from edgeinfer.api.structure import Structures
 from edgeinfer.api.vocabulary import begin_vocabulary
 from edgeinfer.cache.prefix import CLOSE_WAIT_S, DiskPrefixCache
 from edgeinfer.errors import UsageError
 from edgeinfer.gguf_file.describe import readable
 from edgeinfer.gguf_file.header import Header
-from edgeinfer.grammar.nodes import Grammar
 from edgeinfer.native import library
 from edgeinfer.native.context import NativeBackend, check_sequences
 from edgeinfer.native.model import NativeModel
@@ -37,7 +35,11 @@ from edgeinfer.runtime.session import ChatSession, OnOverflow, TurnSettings
 from edgeinfer.runtime.template import ChatTemplate, Message
 from edgeinfer.scheduling.policy import Limits
 from edgeinfer.speculation.cost import CostCurve
-from edgeinfer.types import Answer, Placement, Tokens, Vocabulary
+from edgeinfer.types import Answer, Constraint, Placement, Tokens, Vocabulary
+
+if TYPE_CHECKING:  # imported for the first answer that has to match something
+    from edgeinfer.api.structure import Structures
+    from edgeinfer.grammar.nodes import Grammar
 
 # A file's recommendations (general.sampling.*, src/llama-arch.cpp) by their name there and ours.
 _SAMPLING_KEYS = {
@@ -157,8 +159,7 @@ class Model:
         self.sampling = _recommended_sampling(header)
         """The model's own recommendations over llama.cpp's defaults."""
         self.template = self._chat_template()
-        self.structures = Structures(vocabulary)
-        """The JSON Schemas and grammars that answers are held to."""
+        self._structures: Structures | None = None
         self._about = About(str(header.path), self.kernels, load_ms)
 
     def stream(
@@ -183,7 +184,7 @@ class Model:
         Raises ContextOverflowError before any work when the prompt does not fit, UnusableInputError for a schema or a
         grammar that cannot be followed.
         """
-        constraint = self.structures.constraint(json_schema, grammar)
+        constraint = self.constraint(json_schema, grammar)
         tokens = self.tokens(prompt, system=system, raw=raw)
         reply = Reply(
             self.engine,
@@ -258,6 +259,16 @@ class Model:
             on_overflow=on_overflow,
         )
 
+    def constraint(self, json_schema: Any = None, grammar: str | Grammar | None = None) -> Constraint | None:
+        """What a new answer is held to, None for nothing; raises what `Structures.constraint` does."""
+        if json_schema is None and grammar is None:
+            return None
+        if self._structures is None:
+            from edgeinfer.api.structure import Structures
+
+            self._structures = Structures(self.vocabulary)
+        return self._structures.constraint(json_schema, grammar)
+
     def interrupt(self) -> None:
         """End the running answers soon, in the middle of a prompt too; from any thread."""
         self.engine.interrupt()
@@ -281,7 +292,8 @@ class Model:
         self.finish_writing()
         if self.drafter is not None:
             self.drafter.close()
-        self.structures.close()
+        if self._structures is not None:
+            self._structures.close()
         self.backend.close()
         self.native.close()
 

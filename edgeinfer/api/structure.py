@@ -22,16 +22,14 @@ class Structures:
         self._lexicon = Lexicon(vocabulary)
         self._kept: dict[tuple[bool, str], TokenGrammar] = {}
 
-    def constraint(self, json_schema: Any = None, grammar: str | Grammar | None = None) -> Constraint | None:
-        """What a new answer is held to; None for nothing.
+    def constraint(self, json_schema: Any, grammar: str | Grammar | None) -> Constraint:
+        """What a new answer is held to: one of the two, the other is None.
 
         A schema is a text, or what JSON makes of one. Raises UsageError for both at once, UnusableInputError for what
         is neither a schema nor a grammar that can be followed.
         """
         if json_schema is not None and grammar is not None:
             raise UsageError("both a JSON Schema and a grammar are given", "give one of them")
-        if json_schema is None and grammar is None:
-            return None
         self._lexicon.prepare()
         if isinstance(grammar, Grammar):
             return TokenGrammar(grammar, self._lexicon).constraint()

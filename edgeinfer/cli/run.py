@@ -259,7 +259,7 @@ def command(
                 logprobs=logprobs,
             )
         else:
-            stream = talk.ask(text, loaded.structures.constraint(None, structure), logprobs)
+            stream = talk.ask(text, loaded.constraint(grammar=structure), logprobs)
     if talk is not None and (note := talk.dropped_note()):
         console.note(f"note: {note}")
     try:
