@@ -45,5 +45,5 @@ def test_what_fails_halfway_changes_nothing(
 def test_a_folder_that_is_none_is_an_error_of_the_system(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "nowhere", tmp_path / "file"):
-        with pytest.raises(OSError, match="(No such|Not a) "):
+        with pytest.raises(OSError, match=r"(No such|Not a) "):
             replace_file(folder / "a.json", b"")
