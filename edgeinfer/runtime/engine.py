@@ -183,7 +183,8 @@ class Engine:
         n_prompt = sum(share.length for share in shares if share.length > 1)
         n_drafted = sum(len(share.drafted) for share in shares)
         if n_prompt:
-            self.pace.observe_step(n_decoding, n_prompt + n_drafted, step_s)
+            depth = next(share.row.pos0 for share in shares if share.length > 1)
+            self.pace.observe_step(n_decoding, n_prompt + n_drafted, step_s, depth)
             return
         curve = self.drafting.curve
         self.pace.observe_step(n_decoding, 0, step_s * curve.cost(n_decoding) / curve.cost(n_decoding + n_drafted))
