@@ -7,7 +7,6 @@ Not checked: a token that stands twice in the vocabulary, which takes 100 ms to 
 
 from __future__ import annotations
 
-import struct
 from typing import NoReturn
 
 import numpy as np
@@ -15,9 +14,12 @@ import numpy as np
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.gguf_file.header import Header
+from edgeinfer.gguf_file.vocabulary import fault_in_vocabulary
 
 MAX_BLOCKS = 512
 MAX_EXPERTS = 1024
+TENSOR_ALIGNMENT = 32
+"""Of mapped tensors, in bytes."""
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _NO_KERNELS = {GGMLType.I8, GGMLType.I16, GGMLType.I32, GGMLType.I64, GGMLType.F64}
 _TOKEN_TABLE = "ffn_gate_tid2eid"  # the one tensor whose integers are no weights
@@ -44,9 +46,11 @@ def check_limits(header: Header) -> None:
         epsilon = header.hyperparameter(f"attention.{name}", 0)
         if not 0 <= epsilon < 1:
             _fail(header, f"has the {name} {epsilon}")
+    if header.alignment % TENSOR_ALIGNMENT:
+        _fail(header, f"has tensors at multiples of {header.alignment} bytes, not {TENSOR_ALIGNMENT}")
     _check_types(header)
-    if header.metadata.text("tokenizer.ggml.model") == "llama":
-        _check_bytes(header)
+    if fault := fault_in_vocabulary(header.metadata):
+        _fail(header, fault)
 
 
 def _check_types(header: Header) -> None:
@@ -57,18 +61,6 @@ def _check_types(header: Header) -> None:
     ]
     if wrong:
         _fail(header, f"has weights of a type that nothing computes with: {', '.join(wrong[:8])}")
-
-
-def _check_bytes(header: Header) -> None:
-    """What no token stands for, SentencePiece spells in bytes; the library does not ask whether it can."""
-    key = "tokenizer.ggml.tokens"
-    if key not in header.metadata:
-        return
-    tokens = header.metadata.encoded(key)
-    spellings = ((f"<0x{byte:02X}>".encode(), bytes([byte])) for byte in range(256))
-    missing = [i for i, both in enumerate(spellings) if not any(struct.pack("<Q", len(s)) + s in tokens for s in both)]
-    if missing:
-        _fail(header, f"has no token for {len(missing)} of the 256 bytes, the first of them {missing[0]}")
 
 
 def _check_experts(header: Header) -> None:
