@@ -21,7 +21,8 @@ MAX_EXPERTS = 1024
 TENSOR_ALIGNMENT = 32
 """Of mapped tensors, in bytes."""
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
-_NO_KERNELS = {GGMLType.I8, GGMLType.I16, GGMLType.I32, GGMLType.I64, GGMLType.F64}
+# Numbers that are no weights, and the two types that activations have.
+_NO_KERNELS = {GGMLType[name] for name in ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")}
 _TOKEN_TABLE = "ffn_gate_tid2eid"  # the one tensor whose integers are no weights
 
 
