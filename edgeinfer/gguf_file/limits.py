@@ -43,6 +43,10 @@ def check_limits(header: Header) -> None:
     scaling = header.metadata.text(f"{header.architecture}.rope.scaling.type", "none")
     if scaling not in ROPE_SCALINGS:
         _fail(header, f"has the unknown rope scaling {scaling!r}")
+    for name in ("rope.dimension_count", "rope.dimension_count_swa"):
+        rotated = header.hyperparameter(name, 2)  # none at all keeps the library busy for ever
+        if rotated < 1 or rotated % 2:
+            _fail(header, f"has the {name} {rotated}")
     for name in ("layer_norm_epsilon", "layer_norm_rms_epsilon"):
         epsilon = header.hyperparameter(f"attention.{name}", 0)
         if not 0 <= epsilon < 1:
