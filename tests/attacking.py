@@ -42,7 +42,7 @@ class Outcome:
             return "prints a traceback"
         if self.code and not (lines and lines[-1].startswith("error: ")):
             return "no error line"
-        if strange := [line for line in lines[: -1 if self.code else None] if not line.startswith("note: ")]:
+        if self.code and (strange := [line for line in lines[:-1] if not line.startswith("note: ")]):
             return f"prints {strange[0]!r}"
         return ""
 

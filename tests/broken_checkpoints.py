@@ -198,7 +198,7 @@ def _tokenizers() -> Iterator[tuple[str, Break]]:
         "pre none": {"pre_tokenizer": None}, "pre list": {"pre_tokenizer": []}, "pre unknown": {"pre_tokenizer": {"type": "X"}}, "pre empty": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": []}},
         "pre bad regex": {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(("}, "behavior": "Isolated", "invert": False}},
         "pre slow regex": {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": _SLOW_REGEX}, "behavior": "Isolated", "invert": False}},
-        "deep": {"normalizer": _nested(500)}, "slow regex": {"normalizer": {"type": "Replace", "pattern": {"Regex": _SLOW_REGEX}, "content": "x"}},
+        "deep": {"normalizer": _nested(200)}, "slow regex": {"normalizer": {"type": "Replace", "pattern": {"Regex": _SLOW_REGEX}, "content": "x"}},
         "growth": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"String": "e"}, "content": "ee" * 1000}] * 4}},
         "charsmap": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAAAA"}}, "charsmap of noise": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "//8A" * 100}},
         "charsmap of text": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "?"}}, "charsmap none": {"normalizer": {"type": "Precompiled"}},

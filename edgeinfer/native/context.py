@@ -90,8 +90,6 @@ class NativeBackend:
         params.n_batch = max(options.batch_size, n_sequences)
         params.n_ubatch = min(options.ubatch_size, options.batch_size)
         params.n_seq_max = n_sequences
-        # By default as many as the context has tokens, where it is the smaller: fewer than sequences end the process.
-        params.n_outputs_max = max(options.batch_size, n_sequences)
         params.n_threads = params.n_threads_batch = self.threads
         params.flash_attn_type = _FLASH_ATTN[options.flash_attn]
         params.type_k = GGMLType[options.type_k.upper()]
