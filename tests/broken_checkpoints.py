@@ -1,5 +1,9 @@
 """Checkpoints that are damaged, lie or are meant to do harm: each a named change of a sound directory."""
 
+# Tables of cases read better as they stand.
+# ruff: noqa: E501
+# fmt: off
+
 from __future__ import annotations
 
 import json
@@ -64,7 +68,7 @@ def _configs() -> Iterator[tuple[str, Break]]:
         {"type": "x"}, {"type": {}}, {"rope_type": "yarn"}, {"rope_type": "llama3", "factor": 0},
         {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4, "original_max_position_embeddings": 8192},
         {"rope_type": "yarn", "factor": -1}, {"rope_type": "linear", "factor": float("nan")}, {"rope_type": "longrope", "long_factor": [0] * 9, "short_factor": "x"},
-    )  # fmt: skip
+    )
     for rope in ropes:
         yield f"rope {rope}", _config(rope_scaling=rope)
     for key, value in product(("architectures", "quantization_config", "hidden_act", "torch_dtype", "eos_token_id", "_name_or_path", "text_config", "layer_types"), (0, -1, "x", [], {}, [None], [[]], True, 10**30, "\x1b[31m", "../../x")):
@@ -108,7 +112,7 @@ _YAML = {
     "code": "---\nlicense: !!python/object/apply:os.system ['true']\n---\n",
     "deep": "---\na: " + _DEEP + "\n---\n",
     "escape codes": '---\nlicense: "\\e[31m"\n---\n',
-}  # fmt: skip
+}
 
 
 def _weights() -> Iterator[tuple[str, Break]]:
@@ -151,7 +155,7 @@ def _weights() -> Iterator[tuple[str, Break]]:
         "a negative shape": {"shape": [-1, 64]}, "a huge shape": {"shape": [2**62, 2**62]}, "a shape of text": {"shape": "xx"}, "a shape of fractions": {"shape": [1.5, 2]},
         "a deep shape": {"shape": [1] * 5000}, "no shape": {"shape": []}, "an empty shape": {"shape": [0, 64]}, "offsets in reverse": {"data_offsets": [4, 0]},
         "huge offsets": {"data_offsets": [0, 2**63]}, "one offset": {"data_offsets": [0]}, "negative offsets": {"data_offsets": [-2, 0]}, "transposed": {"shape": [64, 320]},
-    }  # fmt: skip
+    }
     for name, entry in entries.items():
         yield f"weights: {name}", header(lambda document, entry=entry: document[first].update(entry))
     yield "weights: a tensor missing", header(lambda document: document.pop("model.norm.weight"))
@@ -169,7 +173,7 @@ def _indexes() -> Iterator[tuple[str, Break]]:
         "of a missing shard": {"a": "no.safetensors"}, "of a stale tensor": {"gone": _WEIGHTS}, "outside": {"a": "../model.safetensors"}, "absolute": {"a": "/etc/passwd"},
         "of pickles": {"a": "x.bin"}, "empty": {}, "a list": [], "of numbers": {"a": 1}, "of nothing": {"a": ""}, "of a directory": {"a": "."}, "with NUL": {"a": "x\0.safetensors"},
         "of a part": {"model.norm.weight": _WEIGHTS}, "long": {f"t{i}": f"s{i}.safetensors" for i in range(20_000)}, "of a long name": {"a": "x" * 5000 + ".safetensors"},
-    }  # fmt: skip
+    }
     for name, weight_map in maps.items():
         yield f"index {name}", index(weight_map)
 
@@ -179,7 +183,7 @@ def _tokenizers() -> Iterator[tuple[str, Break]]:
     added = {
         "negative id": {"id": -1}, "huge id": {"id": 2**32 - 1}, "larger id": {"id": 10**9}, "id of text": {"id": "1"}, "id of a fraction": {"id": 1.5}, "an id twice": {"id": 1},
         "empty": {"content": ""}, "long": {"content": "x" * 100_000}, "NUL": {"content": "a\0b"}, "number": {"content": 5}, "of nothing": {"content": None}, "surrogate": {"content": "\ud800"},
-    }  # fmt: skip
+    }
     for name, entry in added.items():
         yield f"added token: {name}", _tokenizer(lambda t, entry=entry: t["added_tokens"].append({"id": 319, "content": "<zz>", **flags, **entry}))
     models: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -190,7 +194,7 @@ def _tokenizers() -> Iterator[tuple[str, Break]]:
         "merge of numbers": lambda m: m.update(merges=[[1, 2]]), "merges of both kinds": lambda m: m.update(merges=["e r", ["e", "r"]]), "WordPiece": lambda m: m.update(type="WordPiece"),
         "Unigram": lambda m: m.update(type="Unigram"), "unigram of text": lambda m: m.update(type="Unigram", vocab=[["a", "x"]]), "no type": lambda m: m.pop("type"),
         "dropout": lambda m: m.update(dropout=0.5), "dropout of 5": lambda m: m.update(dropout=5), "unknown token": lambda m: m.update(unk_token="zzz"), "fallback of text": lambda m: m.update(byte_fallback="x"),
-    }  # fmt: skip
+    }
     for name, change in models.items():
         yield f"tokenizer's model: {name}", _tokenizer(lambda t, change=change: change(t["model"]))
     sections: dict[str, dict[str, Any]] = {
@@ -207,7 +211,7 @@ def _tokenizers() -> Iterator[tuple[str, Break]]:
         "padding": {"padding": {"strategy": {"Fixed": 10**12}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "x"}},
         "truncation": {"truncation": {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 5}},
         "decoder of noise": {"decoder": {"type": "Replace", "pattern": {"Regex": _SLOW_REGEX}, "content": ""}}, "no decoder": {"decoder": None}, "strip": {"decoder": {"type": "Strip", "content": "x", "start": 2**63, "stop": 2**63}},
-    }  # fmt: skip
+    }
     for name, section in sections.items():
         yield f"tokenizer: {name}", _tokenizer(lambda t, section=section: t.update(section))
 
@@ -223,7 +227,7 @@ def _settings() -> Iterator[tuple[str, Break]]:
     odd: dict[str, tuple[Any, ...]] = {
         "chat_template": ({"a": 1}, [1, 2], [{"name": "default", "template": 5}], [{"name": "x" * 70_000, "template": "t"}], [{"name": "a\nb", "template": "t"}], "x" * (5 << 20)),
         "bos_token": ([], {"content": []}, 5, "nope"), "add_bos_token": ("x", 1), "add_prefix_space": (5,), "eos_token": ("nope", {}),
-    }  # fmt: skip
+    }
     for key, values in odd.items():
         for number, value in enumerate(values):
             yield f"settings {key} {number}", lambda folder, key=key, value=value: change_json(folder / "tokenizer_config.json", {key: value})

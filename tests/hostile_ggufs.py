@@ -4,6 +4,10 @@ A family is a function from the parts of a sound file to named changes of it. No
 the checks make of a change: it may be harmless.
 """
 
+# Tables of cases read better as they stand.
+# ruff: noqa: E501, SIM905, UP031
+# fmt: off
+
 from __future__ import annotations
 
 import random
@@ -154,12 +158,12 @@ _MORE = (
     "shortconv.l_cache", "token_shift_count", "block_count", "decoder_block_count", "decoder_start_token_id",
     "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon", "attention.group_norm_epsilon", "full_attention_interval",
     "router_logit_softcapping", "swin_norm", "rescale_every_n_layers", "time_mix_extra_dim", "timescale",
-)  # fmt: skip
+)
 _VALUES = {
     "0": u32(0), "1": u32(1), "3": u32(3), "100000": u32(100_000), "2**32-1": u32(2**32 - 1), "0.0": f32(0.0),
     "nan": f32(float("nan")), "inf": f32(float("inf")), "-1.0": f32(-1.0), "1e30": f32(1e30), "pair": array(T.UINT32, [2, 0]),
     "negative pair": array(T.INT32, [-1, -2]), "text": text("x"),
-}  # fmt: skip
+}
 
 
 def additions(parts: Parts) -> Iterator[Mutant]:
@@ -174,7 +178,7 @@ def additions(parts: Parts) -> Iterator[Mutant]:
     for length, kind in product((0, 1, 3, 4, 5, 600), (T.INT32, T.UINT32, T.FLOAT32, T.BOOL)):
         for name in ("rope.dimension_sections", "attention.sliding_window_pattern", "attention.head_count_kv", "feed_forward_length", "classifier.output_labels"):
             yield f"{name} of {length} {kind.name}", _of(parts.changed({f"{parts.architecture}.{name}": array(kind, [1] * length)}))
-    for n_windows in range(0, 6):
+    for n_windows in range(6):
         windowed = {f"{parts.architecture}.attention.sliding_window": u32(16), f"{parts.architecture}.attention.sliding_window_pattern": u32(n_windows)}
         yield f"a window every {n_windows} layers", _of(parts.changed(windowed))
     for model in ("", "imatrix", "adapter", "mmproj", "vocab", "x"):
@@ -232,7 +236,7 @@ def vocabularies(parts: Parts) -> Iterator[Mutant]:
         "bytes of plamo": [*(b"<0x%02X>" % i for i in range(256)), *tokens[256:]][:n], "lower bytes": [*(b"<0x%02x>" % i for i in range(256)), *tokens[256:]][:n],
         "escapes": [b"\x1b[2J%d\n" % i for i in range(n)], "surrogates": [b"\xed\xa0\x80%d" % i for i in range(n)],
         "hex that is none": [*(b"<0xZZ>%d" % i for i in range(n))], "<0x": [b"<0x" + b"A" * i for i in range(n)],
-    }  # fmt: skip
+    }
     for name, new in odd.items():
         yield f"tokens: {name}", _of(parts.changed({_TOKENS: texts(new)}))
     for name, model in product(("rwkv's", "rwkv's broken", "bytes of plamo", "lower bytes", "hex that is none", "<0x", "with NUL", "not UTF-8", "all empty"), ("rwkv", "plamo2", "llama", "bert", "t5", "gpt2")):
@@ -257,7 +261,7 @@ def _merges(parts: Parts) -> Iterator[Mutant]:
         "none": [], "empty": [b""] * 9, "without a space": [b"ab"] * 9, "spaces": [b" " * 9] * 9, "NUL": [b"\0 \0"] * 9,
         "not UTF-8": [b"\xff \xfe"] * 9, "one huge": [b"a" * 5_000_000 + b" b"], "a circle": [b"a b", b"ab a", b"b ab", b"a b"],
         "of nothing": [b"a ", b" a", b"  "],
-    }  # fmt: skip
+    }
     for name, new in odd.items():
         yield f"merges: {name}", _of(parts.changed({"tokenizer.ggml.merges": texts(new)}))
 
@@ -302,7 +306,7 @@ def _changed_tensors(tensor: Tensor) -> Iterator[tuple[str, tuple[Tensor, ...]]]
         "a row less": (*shape[:-1], shape[-1] - 1), "turned": shape[::-1], "flat": (int(np.prod(shape)),), "with more dimensions": (*shape, 1, 1, 1)[:4],
         "without dimensions": (), "with 0": (0, *shape[1:]), "huge": (2**40, *shape[1:]), "overflowing": (2**62, 4, 2**62, 4),
         "with 5 dimensions": (*shape, 1, 1, 1, 1, 1)[:5], "of one": (1,),
-    }  # fmt: skip
+    }
     for label, new in shapes.items():
         if new != shape:
             yield label, (replace(tensor, shape=new),)
@@ -335,7 +339,7 @@ def templates(parts: Parts) -> Iterator[Mutant]:
         "batch": "{{ [1] | batch(10**10) | list }}", "center": "{{ 'x' | center(10**10) }}", "indent": "{{ 'x\n' * 1000 | indent(10**9) }}", "tojson": "{{ range(10**9) | list | tojson }}",
         "lorem": "{{ lipsum(n=10**8) }}", "changes messages": "{% set _ = messages.append(messages) %}{{ messages }}", "sleeps by sum": "{{ range(10**9) | sum }}",
         "sorts": "{{ range(10**8) | sort | first }}", "control words": "<|im_start|>" * 100_000, "surrogates": "{{ '\\ud800' }}", "many tokens": "{{ 'hi ' * 10**6 }}",
-    }  # fmt: skip
+    }
     for name, template in hostile.items():
         yield f"template: {name}", _of(parts.changed({"tokenizer.chat_template": text(template)}))
     yield "template: not UTF-8", _of(parts.changed({"tokenizer.chat_template": text(b"\xff\xfe{{ messages }}")}))
@@ -367,7 +371,7 @@ def carried_tokenizers(parts: Parts) -> Iterator[Mutant]:
         "NUL": "\0", "1 MiB of added tokens": (plain % ("null", "null", model)).replace('"added_tokens":[]', '"added_tokens":[' + ",".join('{"id":%d,"content":"t%d","single_word":false,"lstrip":true,"rstrip":true,"normalized":true,"special":true}' % (i, i) for i in range(8000)) + "]"),
         "an empty added token": (plain % ("null", "null", model)).replace('"added_tokens":[]', '"added_tokens":[{"id":3,"content":"","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}]'),
         "dropout": plain % ("null", "null", model[:-1] + ',"dropout":0.5}'), "dropout of 2": plain % ("null", "null", model[:-1] + ',"dropout":2.0}'),
-    }  # fmt: skip
+    }
     for name, document in hostile.items():
         yield f"carried tokenizer: {name}", _of(parts.changed({"tokenizer.huggingface.json": text(document)}))
     yield "carried tokenizer: not UTF-8", _of(parts.changed({"tokenizer.huggingface.json": text(b"\xff\xfe{}")}))
@@ -388,7 +392,7 @@ FAMILIES: dict[str, Callable[[Parts], Iterator[Mutant]]] = {
     for function in (
         truncations, flips, counts, offsets, metadata, additions, architectures, vocabularies, tensors, templates, carried_tokenizers, recommendations,
     )
-}  # fmt: skip
+}
 
 
 def mutants(parts: Parts, *families: str) -> Iterator[Mutant]:

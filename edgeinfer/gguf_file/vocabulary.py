@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from edgeinfer.gguf_file.charsmap import is_sound_charsmap
+from edgeinfer.charsmap import is_sound_charsmap
 from edgeinfer.gguf_file.metadata import Metadata
 
 TOKENS_KEY = "tokenizer.ggml.tokens"
@@ -48,8 +48,9 @@ def _bytes_fault(metadata: Metadata) -> str:
 
 def _charsmap_fault(metadata: Metadata) -> str:
     table = metadata.get(_CHARSMAP_KEY)
-    is_bytes = isinstance(table, np.ndarray) and table.dtype.itemsize == 1
-    return f"has a damaged {_CHARSMAP_KEY}" if is_bytes and not is_sound_charsmap(table.tobytes()) else ""
+    if not isinstance(table, np.ndarray) or table.dtype.itemsize != 1 or is_sound_charsmap(table.tobytes()):
+        return ""
+    return f"has a damaged {_CHARSMAP_KEY}"
 
 
 def _wordpiece_fault(metadata: Metadata) -> str:
@@ -71,7 +72,9 @@ def _rwkv_fault(metadata: Metadata) -> str:
 
 def _unescaped(escape: re.Match[bytes]) -> bytes:
     if escape[1] is not None:  # cut off at the end of the token, it stands for nothing
-        return bytes([(_hex_digit(escape[1][0]) * 16 + _hex_digit(escape[1][1])) & 0xFF]) if len(escape[1]) == 2 else b""
+        return (
+            bytes([(_hex_digit(escape[1][0]) * 16 + _hex_digit(escape[1][1])) & 0xFF]) if len(escape[1]) == 2 else b""
+        )
     return _RWKV_LETTERS.get(escape[2], escape[2])
 
 

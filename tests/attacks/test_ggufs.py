@@ -21,11 +21,20 @@ from edgeinfer.options import ConvertOptions
 # Dense, biases, windows, experts, shared experts and latent attention, recurrent layers, an encoder.
 MODELS = ("llama", "qwen2", "gemma3", "qwen2moe", "deepseek-v3", "lfm2", "bert")
 # What doesn't depend on the architecture is tried on one.
-OF_ONE = ("truncations", "flips", "counts", "offsets", "templates", "carried_tokenizers", "recommendations", "architectures")
+OF_ONE = (
+    "truncations",
+    "flips",
+    "counts",
+    "offsets",
+    "templates",
+    "carried_tokenizers",
+    "recommendations",
+    "architectures",
+)
 STEPS = {"llama": 1}
 """Of the larger families every third is tried, with the whole of them on one model."""
-NOT_MENDED = ("carried tokenizer: a slow", "carried tokenizer: a charsmap", "carried tokenizer: a wrong charsmap")
-"""The `tokenizers` library prints its panics itself, and its regular expressions know no end."""
+NOT_MENDED = ("carried tokenizer: a slow regex",)
+"""The `tokenizers` library panics when a regular expression takes too long, and prints that itself."""
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +106,12 @@ def test_all(name: str, family: str, attack: Attacker, sound: dict[str, Parts], 
     ids=str,
 )
 def test_what_was_found(
-    name: str, changes: dict[str, bytes | None], expected: object, attack: Attacker, sound: dict[str, Parts], tmp_path: Path
+    name: str,
+    changes: dict[str, bytes | None],
+    expected: object,
+    attack: Attacker,
+    sound: dict[str, Parts],
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(_parts(name, tmp_path, sound).changed(changes).encoded())
