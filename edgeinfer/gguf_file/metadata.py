@@ -59,7 +59,7 @@ class Field:
     end: int
     count: int
     squares: int = 0
-    """Of strings, the sum of the squares of their lengths: what work goes up to that takes each of them quadratic time."""
+    """Of strings, the sum of the squares of their lengths: for what takes time quadratic in each."""
 
 
 class Metadata(Mapping[str, Any]):

@@ -1,4 +1,4 @@
-"""Broken checkpoints through `convert`: a file that is right, or one line, the right exit code and nothing left behind."""
+"""Broken checkpoints through `convert`: a sound file, or one line, the right exit code and nothing left behind."""
 
 from __future__ import annotations
 
