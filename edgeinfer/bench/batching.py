@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from edgeinfer.api.batch import MAX_PARALLEL
-from edgeinfer.api.model import Model, load
+from edgeinfer.api.load import load
+from edgeinfer.api.model import Model
 from edgeinfer.bench.report import FIELDS, Column, Row, Schema, model_columns, ms
 from edgeinfer.bench.throughput import machine_and_model
 from edgeinfer.errors import UsageError

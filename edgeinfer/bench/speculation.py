@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgeinfer.api.drafts import open_drafting
-from edgeinfer.api.model import Model, load
+from edgeinfer.api.load import load
+from edgeinfer.api.model import Model
 from edgeinfer.bench.batching import ABOUT
 from edgeinfer.bench.report import Column, Row, Schema, model_columns
 from edgeinfer.bench.throughput import machine_and_model

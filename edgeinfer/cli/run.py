@@ -301,7 +301,7 @@ def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> int:
 
 def _load(model: str, options: RuntimeOptions, *, verbose: bool) -> Model:
     """Load the model while another thread imports what the prompt's template needs: loading is C, most of the time."""
-    from edgeinfer.api.model import load
+    from edgeinfer.api.load import load
     from edgeinfer.runtime import template
 
     threading.Thread(target=template.preload, daemon=True).start()
