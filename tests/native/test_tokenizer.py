@@ -137,7 +137,7 @@ def test_pieces_give_the_tokens_of_the_whole(overlapping: NativeVocabularyFile, 
 
 
 def test_a_run_of_tokens_that_overlap_is_cut_too() -> None:
-    special = SpecialTokens(["\n".encode() * n for n in range(1, 32)])
+    special = SpecialTokens([b"\n" * n for n in range(1, 32)])
     pieces = list(special.cut(b"\n" * 100_000 + b"x"))
     assert b"".join(pieces) == b"\n" * 100_000 + b"x"
 
