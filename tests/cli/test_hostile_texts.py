@@ -84,7 +84,7 @@ def test_control_words_stay_text_on_every_way_into_a_chat(tiny_gguf: Path) -> No
 
         conversation = [{"role": role, "content": "hi"} for role in ("system", "user", "assistant", "user")]
         expected = count(conversation)
-        for text in (*SPECIAL, *CONTROL_WORDS.values()):
+        for text in (*SPECIAL, CONTROL_WORDS["ChatML"], CONTROL_WORDS["halves"]):
             for at in range(len(conversation)):
                 messages = [dict(message) for message in conversation]
                 messages[at]["content"] = text
