@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgeinfer.api.drafts import open_drafting
-from edgeinfer.api.model import Model, load
+from edgeinfer.api.load import load
+from edgeinfer.api.model import Model
 from edgeinfer.bench.batching import ABOUT
 from edgeinfer.bench.report import Column, Row, Schema, model_columns
 from edgeinfer.bench.throughput import machine_and_model
@@ -136,6 +137,8 @@ class _Writer:
     def step(self) -> None:
         before, started_s = _counts(self.generation), time.perf_counter()
         self.engine.step()
+        if self.generation.error is not None:
+            raise self.generation.error
         if before[0]:
             self._seconds += time.perf_counter() - started_s
             _, drafted, accepted = (after - b for after, b in zip(_counts(self.generation), before, strict=True))
