@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgeinfer.atomic_file import replace_file
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.home import home
 from edgeinfer.native.context import NativeBackend
@@ -98,10 +99,8 @@ class CostFile:
 
     def write(self, curve: CostCurve) -> None:
         """Keep what was learned, if anything was and it can be kept."""
-        if not curve.shape:
+        if not curve.shape or curve.shape == self.read():
             return
-        partial = self.path.with_suffix(f".{os.getpid()}.part")
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps({"cost": curve.shape}), "utf-8")
-            partial.replace(self.path)
+            replace_file(self.path, json.dumps({"cost": curve.shape}).encode())

@@ -172,18 +172,8 @@ class Model:
         """
         constraint = self.constraint(json_schema, grammar)
         tokens = self.tokens(prompt, system=system, raw=raw)
-        reply = Reply(
-            self.engine,
-            self.vocabulary,
-            tokens,
-            params or self.sampling,
-            max_tokens=max_tokens,
-            stop=stop,
-            constraint=constraint,
-            logprobs=logprobs,
-        )
-        is_plain = raw or self.template is None or constraint is not None  # with no place for reasoning
-        return AnswerStream(self.engine, reply, self._about, raw=is_plain)
+        turn = TurnSettings(params or self.sampling, max_tokens, tuple(stop), constraint=constraint, logprobs=logprobs)
+        return self._begin(tokens, turn, raw=raw or self.template is None)
 
     def generate(self, prompt: str | Sequence[Message] | Tokens, **options: Any) -> Answer:
         """The whole answer at once; takes what `stream` takes."""
@@ -220,23 +210,8 @@ class Model:
         """
         if self.template is None:
             raise no_template()
-
-        def start(tokens: Tokens, turn: TurnSettings) -> AnswerStream:
-            reply = Reply(
-                self.engine,
-                self.vocabulary,
-                tokens,
-                turn.params,
-                max_tokens=turn.max_tokens,
-                stop=turn.stop,
-                keep_answer=turn.keep_answer,
-                constraint=turn.constraint,
-                logprobs=turn.logprobs,
-            )
-            return AnswerStream(self.engine, reply, self._about, raw=turn.constraint is not None)
-
         return ChatSession(
-            start,
+            self._begin,
             self.vocabulary,
             self.template,
             n_ctx=self.backend.n_ctx,
@@ -290,6 +265,21 @@ class Model:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+    def _begin(self, tokens: Tokens, turn: TurnSettings, *, raw: bool = False) -> AnswerStream:
+        """Begin an answer; a `raw` one has no place for reasoning, nor has one that must match something."""
+        reply = Reply(
+            self.engine,
+            self.vocabulary,
+            tokens,
+            turn.params,
+            max_tokens=turn.max_tokens,
+            stop=turn.stop,
+            keep_answer=turn.keep_answer,
+            constraint=turn.constraint,
+            logprobs=turn.logprobs,
+        )
+        return AnswerStream(self.engine, reply, self._about, raw=raw or turn.constraint is not None)
 
     def _chat_template(self) -> ChatTemplate | None:
         source = readable(self.header.metadata.text("tokenizer.chat_template"))

@@ -182,6 +182,9 @@ def _run(model: Model, prompts: Sequence[Tokens], n_gen: int) -> tuple[list[Gene
         engine.step()
         if is_prefilling:
             n_early = sum(g.n_answered for g in generations)
+    for generation in generations:
+        if generation.error is not None:
+            raise generation.error
     return generations, n_early
 
 

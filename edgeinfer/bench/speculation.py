@@ -138,6 +138,8 @@ class _Writer:
     def step(self) -> None:
         before, started_s = _counts(self.generation), time.perf_counter()
         self.engine.step()
+        if self.generation.error is not None:
+            raise self.generation.error
         if before[0]:
             self._seconds += time.perf_counter() - started_s
             _, drafted, accepted = (after - b for after, b in zip(_counts(self.generation), before, strict=True))
