@@ -82,6 +82,7 @@ class Suite:
     threads: tuple[int | None, ...] = (None,)
     repetitions: int = 5
     n_gen: int | None = None
+    workloads: tuple[Workload, ...] = WORKLOADS
 
     def __post_init__(self) -> None:
         """Refuse with a UsageError what cannot be measured."""
@@ -106,7 +107,7 @@ def run(models: Sequence[str | Path], suite: Suite, options: RuntimeOptions) -> 
             plain = Engine(backend, NativeSamplerFactory(model.native.vocabulary), limits=model.engine.limits)
             about = machine_and_model(path, model) | {"n_threads": model.backend.threads}
             about = {name: about[name] for name in ABOUT}
-            for workload in WORKLOADS:
+            for workload in suite.workloads:
                 yield about | _measure(model, plain, workload, suite, settings)
 
 

@@ -119,7 +119,7 @@ def prefill_budget(limits: Limits, pace: Pace, n_decoding: int, n_drafted: int =
     """Prompt tokens that a step may take beside `n_decoding` rows of answers and `n_drafted` of their drafts.
 
     Derived from the latency target and what a token at `depth`, where the next piece begins, is expected to cost; the
-    rows of the step come out as a multiple of four. Nothing at all before a step without a prompt was measured, where the
+    rows of the step come out as a multiple of four. Nothing before a step without a prompt was measured, where the
     target is counted in those.
     """
     most = limits.max_step_tokens - n_decoding - n_drafted

@@ -6,7 +6,6 @@ import functools
 import itertools
 from dataclasses import dataclass
 
-import numpy as np
 from cache_parts import open_cache
 from grammar_parts import of_gbnf
 from hypothesis import Phase, given, settings
@@ -43,8 +42,6 @@ class Row:
 
 class MixedSampler(FakeSampler):
     """Of one seed it finds no token after a while."""
-
-    n_chosen = 0
 
     def sample(self, logits):
         if self.seed == FAILING_SEED and len(self._history) % 7 == 3:
@@ -108,7 +105,6 @@ class Machine:
     """What a batch runs on."""
 
     n_ctx: int
-    missing: int
     width: int
     kept: int
     batch: int
@@ -119,21 +115,10 @@ class Machine:
     cache_nbytes: int | None
 
 
-class Smaller(FakeBackend):
-    """Has less room than it says."""
-
-    missing = 0
-
-    @property
-    def n_ctx(self):
-        return super().n_ctx + self.missing
-
-
 def machines():
     return st.builds(
         Machine,
         n_ctx=st.sampled_from([8, 40, 100, 250, 600]),
-        missing=st.sampled_from([0, 0, 0, 7]),
         width=st.integers(1, 6),
         kept=st.integers(0, 6),
         batch=st.sampled_from([1, 3, 16, 64]),
@@ -172,7 +157,7 @@ def run(engine, rows):
     return found
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def alone(row, n_ctx):
     engine = Engine(FakeBackend(n_ctx=2 * n_ctx, max_sequences=1), MixedSampler, max_request_tokens=n_ctx)
     (found,) = run(engine, [row])
@@ -182,8 +167,8 @@ def alone(row, n_ctx):
 @settings(max_examples=80, phases=[Phase.explicit, Phase.generate])  # shrinking takes minutes
 @given(made=st.lists(rows(), max_size=14), machine=machines(), again=st.booleans())
 def test_a_batch_of_everything_is_every_row_alone(made, machine, again, tmp_path_factory):
-    backend = Smaller(
-        n_ctx=machine.n_ctx + machine.missing,
+    backend = FakeBackend(
+        n_ctx=machine.n_ctx,
         max_sequences=machine.width + machine.kept,
         max_batch_tokens=machine.batch,
         **machine.memory,
@@ -206,7 +191,6 @@ def test_a_batch_of_everything_is_every_row_alone(made, machine, again, tmp_path
         remember_shared_only=True,
         drafting=Drafting((Lookup(), Guesses()), backend.n_vocab, clock) if machine.drafts else None,
     )
-    backend.missing = 0
     for _ in range(1 + again):
         assert run(engine, made) == [alone(row, machine.n_ctx) for row in made]
         assert not engine.has_work

@@ -17,7 +17,7 @@ PARAMS = SamplingParams(temperature=0.7, seed=7, ignore_eos=True)
 
 
 class Machine(FakeBackend):
-    """Time passes by the table, and attention adds as much again at `twice_at` tokens. Every `delayed`th step is late."""
+    """Time passes by the table; attention adds as much again at `twice_at` tokens. Every `delayed`th step is late."""
 
     now_s = 0.0
     twice_at = 4000
