@@ -24,6 +24,7 @@ from edgeinfer.speculation.cost import CostCurve
 from edgeinfer.speculation.draft import Source
 from edgeinfer.speculation.edit import Edit
 from edgeinfer.speculation.lookup import Lookup
+from edgeinfer.speculation.memory import Memory
 from edgeinfer.types import Capabilities
 
 _MAX_NBYTES = 4096
@@ -32,12 +33,16 @@ _MAX_COST = 1e4
 
 
 def open_drafting(
-    options: RuntimeOptions, backend: NativeBackend, curve: CostCurve, model: Source | None = None
+    options: RuntimeOptions,
+    backend: NativeBackend,
+    curve: CostCurve,
+    model: Source | None = None,
+    memory: Memory | None = None,
 ) -> Drafting:
-    """The drafts that the options ask for, a draft model's with them; `curve` is what passes cost."""
+    """The drafts that the options ask for, a draft model's and earlier answers' too; `curve` is what passes cost."""
     sources: list[Source] = [] if options.draft == "off" else [Lookup(), Edit()]
-    if model is not None and sources:
-        sources.append(model)
+    if sources:
+        sources += [source for source in (memory, model) if source is not None]
     return Drafting(sources, backend.n_vocab, time.perf_counter, curve=curve, most_tokens=options.draft_max)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edgeinfer.api.answers import Answers
 from edgeinfer.api.draft_model import DraftModel, open_draft
 from edgeinfer.api.draft_plan import DraftPlan
 from edgeinfer.api.drafts import CostFile, draft_notes, open_drafting
@@ -83,6 +84,8 @@ def open_model(
             repack = plan.placement.repack
             drafter = opened.enter_context(open_draft(draft, backend, options, max_sequences, repack=repack))
         costs = CostFile.of(header, backend, options, build)
+        curve = CostCurve(costs.read())
+        answers = Answers.of(cache, options, backend.n_vocab)
         engine = Engine(
             backend,
             NativeSamplerFactory(native.vocabulary),
@@ -90,11 +93,19 @@ def open_model(
             limits=Limits(max_sequences, latency_target_ms=latency_target_ms),
             max_request_tokens=max_request_tokens,
             remember_shared_only=remember_shared_only,
-            drafting=open_drafting(options, backend, CostCurve(costs.read()), drafter.source if drafter else None),
+            drafting=open_drafting(
+                options,
+                backend,
+                curve,
+                drafter.source if drafter else None,
+                answers.memory if answers else None,
+            ),
         )
         vocabulary = vocabulary_over(native.vocabulary)
         load_ms = (time.perf_counter() - started_s) * 1e3
-        loaded = Model(header, plan, native, vocabulary, backend, engine, cache, costs, drafter, load_ms=load_ms)
+        loaded = Model(
+            header, plan, native, vocabulary, backend, engine, cache, costs, answers, drafter, load_ms=load_ms
+        )
         opened.pop_all()
     return loaded
 
@@ -114,6 +125,7 @@ class Model:
         engine: Engine,
         prefix_cache: DiskPrefixCache | None,
         costs: CostFile,
+        answers: Answers | None,
         drafter: DraftModel | None,
         *,
         load_ms: float,
@@ -125,6 +137,7 @@ class Model:
         self.backend = backend
         self.prefix_cache = prefix_cache
         self._costs = costs
+        self._answers = answers
         self.drafter = drafter
         self.load_ms = load_ms
         self.vocabulary = vocabulary
@@ -226,6 +239,8 @@ class Model:
     def finish_writing(self, wait_s: float = CLOSE_WAIT_S) -> None:
         """Wait until the prefix cache is written, for a process that is about to end, and no longer than `wait_s`."""
         self._costs.write(self.engine.drafting.curve)
+        if self._answers is not None:
+            self._answers.write()
         if self.prefix_cache is not None:
             self.prefix_cache.close(wait_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from edgeinfer.cache.block import Block, chain
 from edgeinfer.cache.folder import CacheFolder
@@ -35,6 +36,11 @@ class DiskPrefixCache:
             self._note(error)
             self._can_save = False
             self._can_load = not isinstance(error, PermissionError)  # not what somebody else may have written
+
+    @property
+    def folder(self) -> Path | None:
+        """What else is kept of this model goes here, and is deleted with the cache; None where that cannot be."""
+        return self._store.root if self._can_save and self._can_load else None
 
     def match(self, tokens: Tokens) -> int:
         """The length of the longest stored beginning of `tokens`: about 10 µs a block, so ask once a request."""

@@ -50,7 +50,7 @@ class BlockStore:
         self._folder = folder
         self.fingerprint = fingerprint
         self._model = model
-        self._root = folder.root / fingerprint.hex()[:32]
+        self.root = folder.root / fingerprint.hex()[:32]
 
     def has(self, place: Place) -> bool:
         """Whether the block is there."""
@@ -134,9 +134,9 @@ class BlockStore:
     def _make_folder(self, folder: Path) -> None:
         if folder.is_dir():
             return
-        self._root.mkdir(mode=0o700, exist_ok=True)
+        self.root.mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-        with open_file(self._root / "model", WRITING | os.O_TRUNC) as file:
+        with open_file(self.root / "model", WRITING | os.O_TRUNC) as file:
             file.write(f"{self._model}\n".encode("utf-8", "backslashreplace"))
 
     def _delete_beginnings(self, path: Path, place: Place) -> None:
@@ -161,7 +161,7 @@ class BlockStore:
 
     def path(self, name: str) -> Path:
         """The file of that name, whether it is there or not."""
-        return self._root / name[:2] / name
+        return self.root / name[:2] / name
 
 
 def _set_used(path: Path, used_ns: int, p0: int) -> None:

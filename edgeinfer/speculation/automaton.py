@@ -53,9 +53,22 @@ class SuffixAutomaton:
 
     def continuation(self, max_tokens: int) -> Iterator[Guess]:
         """What is likely to follow the text, token by token."""
+        return self.going_on(self._links[self._whole], self.matched, max_tokens)
+
+    def after(self, state: int, matched: int, token: int) -> tuple[int, int]:
+        """Follow another text, token by token, from (0, 0) on: the state and the length of the longest end of it that
+        stands in this one, once `token` has come to an end that has `matched` tokens and this state.
+        """
+        following, links, lengths = self._next, self._links, self._lengths
+        while state > 0 and token not in following[state]:
+            state = links[state]
+            matched = min(matched, lengths[state])
+        target = following[state].get(token)
+        return (0, 0) if target is None else (target, matched + 1)
+
+    def going_on(self, state: int, matched: int, max_tokens: int) -> Iterator[Guess]:
+        """What is likely to follow a part of the text with this state, of which the last `matched` tokens count."""
         following, links, lengths, counts = self._next, self._links, self._lengths, self._counts
-        state = links[self._whole]
-        matched = self.matched
         for _ in range(max_tokens):
             while state > 0 and not following[state]:  # the end of the text: go on where its end stood before
                 state = links[state]

@@ -65,13 +65,13 @@ class LookupDraft:
                 break
         if not found:
             return None
-        return Proposal(Lookup.name, tuple(guess.token for guess in found), tuple(map(_grade, found)))
+        return Proposal(Lookup.name, tuple(guess.token for guess in found), tuple(map(grade_of, found)))
 
     def close(self) -> None:
         """Nothing is held outside Python."""
 
 
-def _grade(guess: Guess) -> int:
+def grade_of(guess: Guess) -> int:
     """By the match's length, and within that by what followed it: always this token, or others too."""
     others = guess.tries - guess.seen
     kind = min(guess.seen, 3) + 1 if others == 0 else int(guess.seen > 2 * others)
