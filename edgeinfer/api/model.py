@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edgeinfer.api.answers import Answers
 from edgeinfer.api.draft_model import DraftModel, open_draft
 from edgeinfer.api.draft_plan import DraftPlan
-from edgeinfer.api.answers import Answers
 from edgeinfer.api.drafts import CostFile, draft_notes, open_drafting
 from edgeinfer.api.prefix_cache import open_prefix_cache
 from edgeinfer.api.vocabulary import Wrap
