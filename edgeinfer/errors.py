@@ -37,10 +37,17 @@ class EdgeinferError(Exception):
 
 
 class UsageError(EdgeinferError):
-    """The command line (or the call) is wrong in itself."""
+    """The command line (or the call) is wrong in itself.
+
+    Where the message begins with the name of an option's field, `field` is that name.
+    """
 
     exit_code = 2
     code = "usage"
+
+    def __init__(self, message: str, hint: str = "", field: str = "") -> None:
+        super().__init__(message, hint)
+        self.field = field
 
 
 class NotFoundError(EdgeinferError):

@@ -112,12 +112,14 @@ class RuntimeOptions:
             if getattr(self, name) is not None:
                 _need_one_of(self, name, CACHE_TYPES)
         if self.draft not in DRAFTS and not self.draft_is_file:
-            raise UsageError(f"draft is {self.draft!r}", f"one of {', '.join(DRAFTS)}, or a .gguf file")
+            raise UsageError(f"draft is {self.draft!r}", f"one of {', '.join(DRAFTS)}, or a .gguf file", field="draft")
         _need(self, "draft_max", 1, MAX_DRAFT_TOKENS)
         if self.draft_layers is not None:
             _need(self, "draft_layers", 1, MAX_DRAFT_LAYERS)
             if self.draft != "layers":
-                raise UsageError("draft_layers is given without draft layers", "drop it, or choose that draft")
+                raise UsageError(
+                    "draft_layers is given without draft layers", "drop it, or choose that draft", field="draft_layers"
+                )
         if self.flash_attn == "off" and self.type_v not in UNQUANTIZED_CACHE_TYPES:
             raise UsageError("a quantized V cache needs flash attention", "drop flash_attn off or cache_type_v")
         if isinstance(self.gpu_layers, str):
@@ -127,9 +129,11 @@ class RuntimeOptions:
         _need_one_of(self, "split_mode", SPLIT_MODES)
         _need(self, "main_gpu", 0, MAX_GPUS - 1)
         if len(self.tensor_split) > MAX_GPUS or not all(0 <= part < math.inf for part in self.tensor_split):
-            raise UsageError(f"tensor_split is {self.tensor_split}", f"give up to {MAX_GPUS} numbers from 0 on")
+            raise UsageError(
+                f"tensor_split is {self.tensor_split}", f"give up to {MAX_GPUS} numbers from 0 on", "tensor_split"
+            )
         if self.tensor_split and not any(self.tensor_split):
-            raise UsageError("tensor_split gives no GPU anything", "give one of them more than 0")
+            raise UsageError("tensor_split gives no GPU anything", "give one of them more than 0", "tensor_split")
 
     @property
     def type_k(self) -> str:
@@ -234,10 +238,10 @@ def _need(options: Any, name: str, least: float, most: float) -> None:
         span = f"from {least:.10g} to {most:.10g}" if math.isfinite(most) else f"of at least {least:g}"
         if not math.isfinite(least):
             span = "that is finite"
-        raise UsageError(f"{name} is {value}", f"give a number {span}")
+        raise UsageError(f"{name} is {value}", f"give a number {span}", field=name)
 
 
 def _need_one_of(options: Any, name: str, choices: tuple[str, ...]) -> None:
     value = getattr(options, name)
     if value not in choices:
-        raise UsageError(f"{name} is {value!r}", f"one of {', '.join(choices)}")
+        raise UsageError(f"{name} is {value!r}", f"one of {', '.join(choices)}", field=name)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import command_pages
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -21,6 +22,10 @@ def _blocks() -> list[tuple[str, str, str]]:
 
 def test_there_is_something_to_run() -> None:
     assert {language for _, language, _ in _blocks()} == {"sh", "python"}
+
+
+def test_the_page_of_commands_is_what_they_say() -> None:
+    assert command_pages.PAGE.read_text("utf-8") == command_pages.page(), "run scripts/command_pages.py"
 
 
 @pytest.mark.model

@@ -67,7 +67,10 @@ def plan_conversion(
     """
     target = Path(output) if output is not None else None
     located = locate(source, target, options)
-    return prepare(located.path, target, options, open_vocabulary, repository=located.repository)
+    planned = prepare(located.path, target, options, open_vocabulary, repository=located.repository)
+    if options.calibrate is not None:
+        _check_calibration(planned, Path(options.calibrate))
+    return planned
 
 
 def run_conversion(
@@ -133,17 +136,20 @@ def _open_encoder(path: Path) -> Iterator[_Opened]:
         yield _Opened(model.vocabulary, model.embed_tokens)
 
 
-def _run_calibrated(
-    planned: Planned, options: ConvertOptions, text: Path, progress: Callable[[int, int], None]
-) -> Converted:
-    """Convert to a temporary Q8_0 file, compute the importance matrix with that, then convert with the matrix."""
-    started_s = time.perf_counter()
-    # What is wrong with model, text or target is said before the work starts.
+def _check_calibration(planned: Planned, text: Path) -> None:
+    """What is wrong with the model or the text is said before the work starts."""
     if planned.plan.is_encoder:
         raise UsageError(
             f"{planned.source}: an encoder, whose importance matrix cannot be computed here", "drop --calibrate"
         )
     read_text(text)
+
+
+def _run_calibrated(
+    planned: Planned, options: ConvertOptions, text: Path, progress: Callable[[int, int], None]
+) -> Converted:
+    """Convert to a temporary Q8_0 file, compute the importance matrix with that, then convert with the matrix."""
+    started_s = time.perf_counter()
     check_target(planned, overwrite=options.overwrite)
     with tempfile.TemporaryDirectory(prefix=".edgeinfer-", dir=planned.output.parent) as folder:
         model, matrix = Path(folder, "q8_0.gguf"), Path(folder, ExpectedMatrix(text).name)

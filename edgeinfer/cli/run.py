@@ -172,6 +172,7 @@ def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> int:
                 output.write(piece)
     if as_json:
         envelope = dataclasses.asdict(stream.answer)
+        envelope["timings"] = {name: round(value, 3) for name, value in envelope["timings"].items()}
         for name in ("logprobs", "reasoning"):
             if envelope[name] is None:
                 del envelope[name]

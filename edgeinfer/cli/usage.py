@@ -23,6 +23,16 @@ class Command(TyperCommand):
         """The words after the command's name; `ctx` is of a class that the library keeps private."""
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; an error that names an option's field names its flags instead."""
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            flags = {option.name: "/".join(option.opts) for option in self.params}
+            if error.field not in flags:
+                raise
+            raise UsageError(flags[error.field] + error.message.removeprefix(error.field), error.hint) from error
+
 
 def usage_error(error: typer.exceptions.TyperException) -> UsageError:
     """The library's error as one of ours: what is wrong in the message, the way out in the hint."""

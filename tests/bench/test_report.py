@@ -58,5 +58,6 @@ def test_sql_fills_a_table() -> None:
 def test_markdown_has_columns_of_one_width() -> None:
     lines = _text("md", 2).splitlines()
     assert len({len(line) for line in lines}) == 1
+    assert len(lines[0]) <= 100
     assert "pp512" in lines[2]
     assert "1.50 ± 1.50" in lines[2]

@@ -14,7 +14,7 @@ from checkpoints import SPECIAL
 from hostile_texts import CONTROL_WORDS, HUGE, RUNS, SHORT, TEXTS
 from processes import PATIENCE_S
 
-from edgeinfer.api.model import load
+from edgeinfer.api.load import load
 from edgeinfer.options import RuntimeOptions, SamplingParams
 
 CODES = {"usage", "unusable_input", "context_overflow"}

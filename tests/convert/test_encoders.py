@@ -15,7 +15,7 @@ from edgeinfer.api.convert import convert, plan_conversion
 from edgeinfer.api.embed import load_encoder
 from edgeinfer.api.load import load
 from edgeinfer.convert.plan import ConvertPlan
-from edgeinfer.errors import ContextOverflowError, UnusableInputError, UsageError
+from edgeinfer.errors import ContextOverflowError, NotFoundError, UnusableInputError, UsageError
 from edgeinfer.options import ConvertOptions, RuntimeOptions
 
 
@@ -192,3 +192,8 @@ def test_an_encoder_is_not_calibrated(bert: Path, tmp_path: Path) -> None:
     options = ConvertOptions(type="Q4_0", calibrate=tmp_path / "text.txt")
     with pytest.raises(UsageError, match="an encoder"):
         convert(bert, tmp_path / "a.gguf", options)
+
+
+def test_a_text_to_calibrate_with_that_is_not_there_is_said_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"text\.txt: no such file"):
+        plan_conversion(_make("glm4", tmp_path), None, ConvertOptions(calibrate=tmp_path / "text.txt"))
