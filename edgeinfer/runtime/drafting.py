@@ -126,9 +126,10 @@ class Drafting:
         self._sources = {}
 
     def forget(self, generation: Generation) -> None:
-        """A request has ended."""
-        following = self._followed.pop(generation, None)
-        if following is not None:
+        """A request has ended; the sources see the end of its text before they close."""
+        if generation in self._followed:
+            following = self._follow(generation)
+            del self._followed[generation]
             for name in list(following.drafts):
                 self._end(following, name)
 

@@ -110,7 +110,7 @@ ROW = st.tuples(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(ROW, min_size=1, max_size=5),
     st.integers(110, 300),
@@ -164,7 +164,7 @@ def test_every_source_has_its_part():
     assert len(memory.answers) == 2  # of the same answer one
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(20, 75), st.integers(1, 4), st.sampled_from([GREEDY, SAMPLED]))
 def test_a_stop_string_over_the_border_of_a_draft_cuts_off_the_same(start, length, params):
     prompt = "a text of some length, to be written again"
