@@ -6,7 +6,7 @@ logits are 2-D `float32` of shape `(rows that asked, n_vocab)`. Position ranges 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, Protocol
@@ -188,6 +188,27 @@ class Constraint(Protocol):
 
     def accept(self, token: int) -> None:
         """The answer goes on with a token that is allowed."""
+        ...
+
+    def copy(self) -> Constraint:
+        """One that stands where this one does, and goes on by itself."""
+        ...
+
+    @property
+    def place(self) -> Hashable:
+        """Where it stands in what the answer must look like, whatever is repeated there how often."""
+        ...
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether what comes next begins with one of few bytes."""
+        ...
+
+    def forced(self) -> tuple[int, ...]:
+        """The tokens of the text that must come next, cut as a tokenizer would; none where there is a choice.
+
+        The model may cut it in other ways, and may write the last one together with what follows.
+        """
         ...
 
 

@@ -21,6 +21,7 @@ from edgeinfer.options import RuntimeOptions
 from edgeinfer.runtime.drafting import Drafting
 from edgeinfer.speculation.cost import CostCurve
 from edgeinfer.speculation.draft import Source
+from edgeinfer.speculation.grammar import Structure
 from edgeinfer.speculation.lookup import Lookup
 from edgeinfer.types import Capabilities
 
@@ -33,7 +34,7 @@ def open_drafting(
     options: RuntimeOptions, backend: NativeBackend, curve: CostCurve, model: Source | None = None
 ) -> Drafting:
     """The drafts that the options ask for, a draft model's with them; `curve` is what passes cost."""
-    sources: list[Source] = [] if options.draft == "off" else [Lookup()]
+    sources: list[Source] = [] if options.draft == "off" else [Structure(), Lookup()]
     if model is not None and sources:
         sources.append(model)
     return Drafting(sources, backend.n_vocab, time.perf_counter, curve=curve, most_tokens=options.draft_max)
