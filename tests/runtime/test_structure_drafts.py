@@ -199,5 +199,7 @@ def test_the_second_record_is_drafted_as_the_first_was_written():
     for token in text.encode():
         constraint.accept(token)
         draft.observe([token])
-    assert bytes(draft.propose(63).tokens).startswith(b'first_name":"Bo", "born": 7}')
+    drafted = bytes(draft.propose(63).tokens)  # as long as it is likely enough
+    assert b'first_name":"Bo", "born": 7}'.startswith(drafted)
+    assert len(drafted) >= 13
     assert Structure().open(Request(0, np.array([1], np.int32), GREEDY, 99)) is None
