@@ -15,7 +15,7 @@ _API = {
     "evaluate": "edgeinfer.quality.evaluate",
     "imatrix": "edgeinfer.api.imatrix",
     "inspect": "edgeinfer.api.inspect",
-    "load": "edgeinfer.api.model",
+    "load": "edgeinfer.api.load",
     "load_encoder": "edgeinfer.api.embed",
     "Encoder": "edgeinfer.api.embed",
     "tokenize": "edgeinfer.api.vocabulary",

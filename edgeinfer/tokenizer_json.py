@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from edgeinfer.charsmap import is_sound_charsmap
 from edgeinfer.errors import UnusableInputError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def load_tokenizer_json(source: bytes | str, subject: str, remedy: str) -> token
     import tokenizers
 
     with _complaints(subject, remedy):
+        _check_tables(source)
         if isinstance(source, bytes):
             tokenizer = tokenizers.Tokenizer.from_buffer(source)
         else:
@@ -37,6 +39,8 @@ def load_tokenizer_json(source: bytes | str, subject: str, remedy: str) -> token
     growth = max(_state_growth(part) for part in (tokenizer.normalizer, tokenizer.post_processor, tokenizer.decoder))
     if growth > MAX_GROWTH:
         raise UnusableInputError(f"{subject}: can make a text {growth:.3g} times longer", remedy)
+    with _complaints(subject, remedy):
+        _check_frames(json.loads(tokenizer.post_processor.__getstate__()) if tokenizer.post_processor else None)
     # Settings of some training run, of no meaning here; absurd ones make the library panic.
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -47,6 +51,41 @@ def encode_all(tokenizer: tokenizers.Tokenizer, texts: Sequence[str], *, special
     """The tokens of each text, with those around it if `special`. Raises UnusableInputError when it cannot."""
     with _complaints("the tokenizer", "download the file again"):
         return [encoding.ids for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=special)]
+
+
+def decode_each(tokenizer: tokenizers.Tokenizer, tokens: Sequence[int]) -> list[str]:
+    """What each token stands for, special ones for nothing. Raises UnusableInputError when it cannot say."""
+    with _complaints("the tokenizer", "download the file again"):
+        return tokenizer.decode_batch([[token] for token in tokens], skip_special_tokens=True)
+
+
+def _check_tables(source: bytes | str) -> None:
+    """Raise ValueError for a table of characters that the library would panic over, with a trace that it prints."""
+    name = b"Precompiled" if isinstance(source, bytes) else "Precompiled"
+    if name in source:  # type: ignore[operator]
+        for section in _sections(json.loads(source).get("normalizer")):
+            if section.get("type") == "Precompiled":
+                table = base64.b64decode(section["precompiled_charsmap"], validate=True)
+                if not is_sound_charsmap(table):
+                    raise ValueError("its precompiled_charsmap is damaged")
+
+
+def _check_frames(section: Any) -> None:
+    """The same for tokens around a text that the file does not define."""
+    for part in _sections(section):
+        if part.get("type") == "TemplateProcessing":
+            for piece in [*part["single"], *part["pair"]]:
+                if "SpecialToken" in piece and piece["SpecialToken"]["id"] not in part["special_tokens"]:
+                    raise ValueError(f"it puts the unknown token {piece['SpecialToken']['id']!r} around a text")
+
+
+def _sections(section: Any) -> Iterator[dict[str, Any]]:
+    """A part of a tokenizer, or what it is a sequence of."""
+    if isinstance(section, dict):
+        yield section
+        for steps in (section.get("normalizers"), section.get("processors")):
+            for step in steps if isinstance(steps, list) else ():
+                yield from _sections(step)
 
 
 @contextmanager

@@ -107,7 +107,7 @@ def throughput(bench: Bench) -> Iterator[Row]:
         model = fetch(entry)
         ours = [*EDGEINFER, "bench", model, *TESTS]
         threads = str(json.loads(run_commands([*EDGEINFER, "bench", model, *BRIEF]).stdout)[0]["n_threads"])
-        theirs = [bench.peers.tool("llama-bench"), "-m", model, *TESTS, "-t", threads]
+        theirs: list[str | Path] = [bench.peers.tool("llama-bench"), "-m", model, *TESTS, "-t", threads]
         runs = alternate(
             {
                 "edgeinfer": lambda ours=ours, threads=threads: run_commands([*ours, "-t", threads]),  # type: ignore[misc]
@@ -127,22 +127,24 @@ def _median_rate(run: Run, test: int) -> float:
 
 
 def start(bench: Bench) -> Iterator[Row]:
-    """The whole process for one token."""
+    """The whole process for one token, of a chat and of a text to go on with: the same prompt on both sides."""
     for name, entry in MODELS.items():
         model = fetch(entry)
-        run_one = [*EDGEINFER, "run", model, "hi", "-n", "1", "--temp", "0", "-c", CTX_SIZE, "--no-prefix-cache"]
-        complete = [bench.peers.tool("llama-completion"), "-m", model, "-p", "hi", "-n", "1", "--temp", "0"]
-        runs = alternate(
-            {
-                "edgeinfer run": lambda run_one=run_one: run_commands(run_one),  # type: ignore[misc]
-                "edgeinfer run --raw": lambda run_one=run_one: run_commands([*run_one, "--raw"]),  # type: ignore[misc]
-                "llama-completion": lambda complete=complete: run_commands([*complete, "-c", CTX_SIZE, "-no-cnv"]),  # type: ignore[misc]
-            },
-            bench.repetitions,
-        )
-        chat, raw, theirs = (seconds(side) for side in runs.values())
-        yield _lower(f'`run {name} "hi" -n 1`, whole process', chat, theirs, "s", "1.00")
-        yield _lower(f'`run {name} "hi" -n 1 --raw`, the same prompt', raw, theirs, "s", "1.00")
+        same = ["-n", "1", "--temp", "0", "-c", CTX_SIZE]
+        ours: list[str | Path] = [*EDGEINFER, "run", model, "hi", *same, "--no-prefix-cache"]
+        theirs: list[str | Path] = [bench.peers.tool("llama-completion"), "-m", model, "-p", "hi", *same]
+        commands: dict[str, list[str | Path]] = {
+            "edgeinfer run": ours,
+            "llama-completion -cnv -st --jinja": [*theirs, "-cnv", "-st", "--jinja"],
+            "edgeinfer run --raw": [*ours, "--raw"],
+            "llama-completion -no-cnv": [*theirs, "-no-cnv"],
+        }
+        sides = {label: lambda command=command: run_commands(command) for label, command in commands.items()}
+        chat, their_chat, raw, their_raw = map(seconds, alternate(sides, bench.repetitions).values())
+        what = f'`run {name} "hi" -n 1'
+        yield _lower(f"{what}`, whole process, as a chat", chat, their_chat, "s", "1.00")
+        yield _lower(f"{what} --raw`, the same without a template", raw, their_raw, "s", "1.00")
+        yield _lower(f"{what}`, against theirs without a template", chat, their_raw, "s", "")
 
 
 def help_text(bench: Bench) -> Iterator[Row]:

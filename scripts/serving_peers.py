@@ -112,11 +112,11 @@ def _serve(model: Path, peers: build_peers.Peers, slots: int, n_prefix: int, see
         }
         for _ in range(N_REQUESTS)
     ]
-    with _server(model, peers, slots, slots * (n_prefix + N_TAIL + N_ANSWER + 64)) as url:
-        _post(url, {"prompt": [TOKENS[0]], "n_predict": 2})
+    with running_server(model, peers, slots, slots * (n_prefix + N_TAIL + N_ANSWER + 64)) as url:
+        ask_server(url, {"prompt": [TOKENS[0]], "n_predict": 2})
         started = time.perf_counter()
         with ThreadPoolExecutor(N_REQUESTS) as pool:
-            answers = list(pool.map(lambda body: _post(url, body), bodies))
+            answers = list(pool.map(lambda body: ask_server(url, body), bodies))
         seconds = time.perf_counter() - started
     if any(answer["tokens_predicted"] != N_ANSWER for answer in answers):
         raise ResourceError("llama-server gave fewer tokens than asked for", "look at its log")
@@ -124,11 +124,12 @@ def _serve(model: Path, peers: build_peers.Peers, slots: int, n_prefix: int, see
 
 
 @contextmanager
-def _server(model: Path, peers: build_peers.Peers, slots: int, n_ctx: int) -> Iterator[str]:
+def running_server(model: Path, peers: build_peers.Peers, slots: int, n_ctx: int, *flags: str) -> Iterator[str]:
+    """llama-server with so many slots, until the end of the `with` statement; its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [peers.tool("llama-server"), "-m", model, "-np", slots, "-c", n_ctx, "--port", port]
+    command = [peers.tool("llama-server"), "-m", model, "-np", slots, "-c", n_ctx, "--port", port, *flags]
     silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     child = subprocess.Popen([*map(str, command), "--host", "127.0.0.1", "--no-webui"], **silent)  # type: ignore[call-overload]
     url = f"http://127.0.0.1:{port}"
@@ -147,7 +148,8 @@ def _server(model: Path, peers: build_peers.Peers, slots: int, n_ctx: int) -> It
         child.wait()
 
 
-def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+def ask_server(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """llama-server's completion of a request."""
     request = urllib.request.Request(
         f"{url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from edgeinfer.api.files import checked_header, resolve
+from edgeinfer.api.load import load
 from edgeinfer.api.memory import expected_nbytes
-from edgeinfer.api.model import Model, load
+from edgeinfer.api.model import Model
 from edgeinfer.errors import EdgeinferError, UnusableInputError, UsageError
 from edgeinfer.gguf_file.describe import kv_nbytes_per_token
 from edgeinfer.gguf_file.header import Header

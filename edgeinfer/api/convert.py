@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgeinfer.api.embed import load_encoder
 from edgeinfer.api.files import read_text
 from edgeinfer.api.imatrix import imatrix
-from edgeinfer.api.model import load
+from edgeinfer.api.load import load
 from edgeinfer.api.source import locate
 from edgeinfer.api.vocabulary import open_vocabulary
 from edgeinfer.convert.imatrix import ExpectedMatrix

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgeinfer.atomic_file import replace_file
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.home import home
 from edgeinfer.native.context import NativeBackend
@@ -21,6 +22,7 @@ from edgeinfer.options import RuntimeOptions
 from edgeinfer.runtime.drafting import Drafting
 from edgeinfer.speculation.cost import CostCurve
 from edgeinfer.speculation.draft import Source
+from edgeinfer.speculation.edit import Edit
 from edgeinfer.speculation.grammar import Structure
 from edgeinfer.speculation.lookup import Lookup
 from edgeinfer.types import Capabilities
@@ -34,7 +36,7 @@ def open_drafting(
     options: RuntimeOptions, backend: NativeBackend, curve: CostCurve, model: Source | None = None
 ) -> Drafting:
     """The drafts that the options ask for, a draft model's with them; `curve` is what passes cost."""
-    sources: list[Source] = [] if options.draft == "off" else [Structure(), Lookup()]
+    sources: list[Source] = [] if options.draft == "off" else [Structure(), Lookup(), Edit()]
     if model is not None and sources:
         sources.append(model)
     return Drafting(sources, backend.n_vocab, time.perf_counter, curve=curve, most_tokens=options.draft_max)
@@ -93,10 +95,8 @@ class CostFile:
 
     def write(self, curve: CostCurve) -> None:
         """Keep what was learned, if anything was and it can be kept."""
-        if not curve.shape:
+        if not curve.shape or curve.shape == self.read():
             return
-        partial = self.path.with_suffix(f".{os.getpid()}.part")
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps({"cost": curve.shape}), "utf-8")
-            partial.replace(self.path)
+            replace_file(self.path, json.dumps({"cost": curve.shape}).encode())

@@ -56,11 +56,15 @@ class Encoder:
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """One vector of length 1 for each text, shape `(len(texts), n_embd)`.
 
-        Raises ContextOverflowError for a text with more tokens than the model was trained on.
+        Raises ContextOverflowError for a text with more tokens than the model was trained on, UnusableInputError for
+        one without any.
         """
         vectors = np.empty((len(texts), self.encoder.n_embd), np.float32)
         for vector, text in zip(vectors, texts, strict=True):
-            vector[:] = self.embed_tokens(self.vocabulary.tokenize(text, add_special=True, parse_special=False))
+            tokens = self.vocabulary.tokenize(text, add_special=True, parse_special=False)
+            if len(tokens) == 0:
+                raise UnusableInputError(f"the vocabulary has no token for the text {text[:40]!r}", "give another text")
+            vector[:] = self.embed_tokens(tokens)
         return vectors
 
     def embed_tokens(self, tokens: Tokens) -> NDArray[np.float32]:

@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from edgeinfer.api.draft_model import DraftPlan
+from edgeinfer.api.draft_plan import DraftPlan
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.gguf_file.shards import read_shards
 from edgeinfer.native import gpus, library
 from edgeinfer.options import RuntimeOptions
-from edgeinfer.runtime.draft_footprint import DraftFootprint
-from edgeinfer.runtime.drafting import most_draft_tokens
 from edgeinfer.runtime.footprint import Footprint
 from edgeinfer.runtime.memory import Machine, Plan, plan
+from edgeinfer.speculation.draft import most_draft_tokens
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -52,6 +51,8 @@ def plan_run(
     footprint = Footprint(read_shards(header), machine.features)
     drafting = None
     if draft is not None:
+        from edgeinfer.runtime.draft_footprint import DraftFootprint  # here, because every start imports this module
+
         drafting = DraftFootprint(
             read_shards(draft.header), machine.features, logit_rows=max_sequences + 1, layers=draft.layers
         )

@@ -1,4 +1,4 @@
-"""`edgeinfer.load`: a model that is ready to run."""
+"""A loaded model: text in, text out."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgeinfer.api.draft_model import DraftModel, DraftPlan
+from edgeinfer.api.draft_model import DraftModel, open_draft
+from edgeinfer.api.draft_plan import DraftPlan
 from edgeinfer.api.drafts import CostFile, draft_notes, open_drafting
-from edgeinfer.api.files import checked_header, resolve
-from edgeinfer.api.memory import plan_run
 from edgeinfer.api.prefix_cache import open_prefix_cache
-from edgeinfer.api.vocabulary import begin_vocabulary
+from edgeinfer.api.vocabulary import Wrap
 from edgeinfer.cache.prefix import CLOSE_WAIT_S, DiskPrefixCache
 from edgeinfer.errors import UsageError
 from edgeinfer.gguf_file.describe import readable
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.native import library
-from edgeinfer.native.context import NativeBackend, check_sequences
+from edgeinfer.native.context import NativeBackend
 from edgeinfer.native.model import NativeModel
 from edgeinfer.native.sampler import NativeSamplerFactory
 from edgeinfer.options import RuntimeOptions, SamplingParams
@@ -57,47 +55,21 @@ _SAMPLING_KEYS = {
 }
 
 
-def load(
-    model: str | Path,
-    options: RuntimeOptions | None = None,
+def open_model(
+    native: NativeModel,
+    header: Header,
+    plan: Plan,
+    options: RuntimeOptions,
     *,
-    max_sequences: int = 1,
-    latency_target_ms: float | None = None,
-    max_request_tokens: int | None = None,
-    remember_shared_only: bool = False,
-    default_ctx_size: int | None = None,
-    must_fit: bool = True,
-    verbose: bool = False,
+    vocabulary_over: Wrap,
+    draft: DraftPlan | None,
+    max_sequences: int,
+    latency_target_ms: float | None,
+    max_request_tokens: int | None,
+    remember_shared_only: bool,
+    started_s: float,
 ) -> Model:
-    """Load a GGUF model, ready to run. Close it, or use it in a `with` statement.
-
-    `max_sequences` is how many requests can run at a time, `max_request_tokens` how many tokens one of them may have of
-    the context that they share, `latency_target_ms` how long a step may take while answers are being written (None: a
-    few times what it takes without prompts). With `remember_shared_only` the prefix cache keeps of the prompts what two
-    of them begin with, and nothing else. Where the options leave it open, context (`default_ctx_size` at most), KV type
-    and offload are fitted to the machine: `Model.plan` tells how. Without `must_fit`, weights that memory does not hold
-    are read from the disk again and again. Raises NotFoundError, UnusableInputError for a file that is damaged or not
-    a language model, ResourceError when memory does not suffice.
-    """
-    started_s = time.perf_counter()
-    library.set_verbose(verbose)
-    check_sequences(max_sequences)
-    path = resolve(model)
-    header = checked_header(path)
-    options = options or RuntimeOptions()
-    draft = DraftPlan.of(header, options)
-    plan = plan_run(
-        header,
-        options,
-        default_ctx_size=default_ctx_size,
-        max_sequences=max_sequences,
-        must_fit=must_fit,
-        draft=draft,
-    )
-    options = plan.applied(options)
-    limits = Limits(max_sequences, latency_target_ms=latency_target_ms)
-    vocabulary_over = begin_vocabulary(header)
-    native = NativeModel(path, mmap=options.mmap, mlock=options.mlock, placement=plan.placement)
+    """What `load` makes of the weights, which belong to the result; they are freed when it fails."""
     with contextlib.ExitStack() as opened:
         opened.enter_context(native)
         # Beginnings of texts outlive their requests in sequences of their own, where those cost nothing.
@@ -108,13 +80,14 @@ def load(
         cache = open_prefix_cache(header, backend, options, build) if options.prefix_cache else None
         drafter = None
         if draft is not None and not native.is_stateful:
-            drafter = opened.enter_context(draft.open(backend, options, max_sequences, repack=plan.placement.repack))
+            repack = plan.placement.repack
+            drafter = opened.enter_context(open_draft(draft, backend, options, max_sequences, repack=repack))
         costs = CostFile.of(header, backend, options, build)
         engine = Engine(
             backend,
             NativeSamplerFactory(native.vocabulary),
             cache,
-            limits=limits,
+            limits=Limits(max_sequences, latency_target_ms=latency_target_ms),
             max_request_tokens=max_request_tokens,
             remember_shared_only=remember_shared_only,
             drafting=open_drafting(options, backend, CostCurve(costs.read()), drafter.source if drafter else None),
@@ -186,18 +159,8 @@ class Model:
         """
         constraint = self.constraint(json_schema, grammar)
         tokens = self.tokens(prompt, system=system, raw=raw)
-        reply = Reply(
-            self.engine,
-            self.vocabulary,
-            tokens,
-            params or self.sampling,
-            max_tokens=max_tokens,
-            stop=stop,
-            constraint=constraint,
-            logprobs=logprobs,
-        )
-        is_plain = raw or self.template is None or constraint is not None  # with no place for reasoning
-        return AnswerStream(self.engine, reply, self._about, raw=is_plain)
+        turn = TurnSettings(params or self.sampling, max_tokens, tuple(stop), constraint=constraint, logprobs=logprobs)
+        return self._begin(tokens, turn, raw=raw or self.template is None)
 
     def generate(self, prompt: str | Sequence[Message] | Tokens, **options: Any) -> Answer:
         """The whole answer at once; takes what `stream` takes."""
@@ -234,23 +197,8 @@ class Model:
         """
         if self.template is None:
             raise no_template()
-
-        def start(tokens: Tokens, turn: TurnSettings) -> AnswerStream:
-            reply = Reply(
-                self.engine,
-                self.vocabulary,
-                tokens,
-                turn.params,
-                max_tokens=turn.max_tokens,
-                stop=turn.stop,
-                keep_answer=turn.keep_answer,
-                constraint=turn.constraint,
-                logprobs=turn.logprobs,
-            )
-            return AnswerStream(self.engine, reply, self._about, raw=turn.constraint is not None)
-
         return ChatSession(
-            start,
+            self._begin,
             self.vocabulary,
             self.template,
             n_ctx=self.backend.n_ctx,
@@ -302,6 +250,21 @@ class Model:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+    def _begin(self, tokens: Tokens, turn: TurnSettings, *, raw: bool = False) -> AnswerStream:
+        """Begin an answer; a `raw` one has no place for reasoning, nor has one that must match something."""
+        reply = Reply(
+            self.engine,
+            self.vocabulary,
+            tokens,
+            turn.params,
+            max_tokens=turn.max_tokens,
+            stop=turn.stop,
+            keep_answer=turn.keep_answer,
+            constraint=turn.constraint,
+            logprobs=turn.logprobs,
+        )
+        return AnswerStream(self.engine, reply, self._about, raw=raw or turn.constraint is not None)
 
     def _chat_template(self) -> ChatTemplate | None:
         source = readable(self.header.metadata.text("tokenizer.chat_template"))

@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from edgeinfer.atomic_file import replace_file
 from edgeinfer.errors import EdgeinferError, NotFoundError, ResourceError, UnusableInputError, UsageError
 from edgeinfer.file_lock import lock
 from edgeinfer.home import home
@@ -71,18 +71,10 @@ class SessionFile:
 
     def write(self, saved: SavedSession) -> None:
         """Replace the file by this, wholly or not at all. Raises ResourceError."""
-        partial = self.path.with_name(f".{secrets.token_hex(8)}.part")
-        data = json.dumps(_document(saved), ensure_ascii=False).encode("utf-8", "replace")
         try:
-            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, self.path)
+            replace_file(self.path, json.dumps(_document(saved), ensure_ascii=False).encode("utf-8", "replace"))
         except OSError as error:
             raise self._unwritable(error) from None
-        finally:
-            partial.unlink(missing_ok=True)
         self.saved = saved
 
     def close(self) -> None:

@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from edgeinfer.api.batch import MAX_PARALLEL
-from edgeinfer.api.model import Model, load
+from edgeinfer.api.load import load
+from edgeinfer.api.model import Model
 from edgeinfer.bench.report import FIELDS, Column, Row, Schema, model_columns, ms
 from edgeinfer.bench.throughput import machine_and_model
 from edgeinfer.errors import UsageError
@@ -181,6 +182,9 @@ def _run(model: Model, prompts: Sequence[Tokens], n_gen: int) -> tuple[list[Gene
         engine.step()
         if is_prefilling:
             n_early = sum(g.n_answered for g in generations)
+    for generation in generations:
+        if generation.error is not None:
+            raise generation.error
     return generations, n_early
 
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgeinfer.api.drafts import open_drafting
-from edgeinfer.api.model import Model, load
+from edgeinfer.api.load import load
+from edgeinfer.api.model import Model
 from edgeinfer.bench.batching import ABOUT
 from edgeinfer.bench.report import Column, Row, Schema, model_columns
 from edgeinfer.bench.throughput import machine_and_model
@@ -81,6 +82,7 @@ class Suite:
     threads: tuple[int | None, ...] = (None,)
     repetitions: int = 5
     n_gen: int | None = None
+    workloads: tuple[Workload, ...] = WORKLOADS
 
     def __post_init__(self) -> None:
         """Refuse with a UsageError what cannot be measured."""
@@ -105,7 +107,7 @@ def run(models: Sequence[str | Path], suite: Suite, options: RuntimeOptions) -> 
             plain = Engine(backend, NativeSamplerFactory(model.native.vocabulary), limits=model.engine.limits)
             about = machine_and_model(path, model) | {"n_threads": model.backend.threads}
             about = {name: about[name] for name in ABOUT}
-            for workload in WORKLOADS:
+            for workload in suite.workloads:
                 yield about | _measure(model, plain, workload, suite, settings)
 
 
@@ -141,6 +143,8 @@ class _Writer:
     def step(self) -> None:
         before, started_s = _counts(self.generation), time.perf_counter()
         self.engine.step()
+        if self.generation.error is not None:
+            raise self.generation.error
         if before[0]:
             self._seconds += time.perf_counter() - started_s
             _, drafted, accepted = (after - b for after, b in zip(_counts(self.generation), before, strict=True))

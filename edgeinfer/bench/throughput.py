@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeinfer.api.model import Model, load
+from edgeinfer.api.load import load
+from edgeinfer.api.model import Model
 from edgeinfer.bench import machine, roofline
 from edgeinfer.bench.measure import Runner, Samples, Trial
 from edgeinfer.bench.report import FIELDS, JSON_ONLY_FIELDS, Row

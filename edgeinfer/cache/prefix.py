@@ -60,7 +60,8 @@ class DiskPrefixCache:
     def _load(self, backend: Backend, seq: int, p0: int, p1: int, block: Block) -> bool:
         """Append a block, and take off again what only begins like the tokens that are wanted."""
         end = p0 + len(block.place.tokens)
-        if end > p1 and not backend.capabilities.can_trim:
+        # Where there is a window, whether a tail can be taken off again shows only when it is tried.
+        if end > p1 and (not backend.capabilities.can_trim or backend.capabilities.window is not None):
             return False
         if not backend.load_range(seq, p0, end, block.payload):
             return False

@@ -12,9 +12,10 @@ import typer
 import typer.exceptions
 
 from edgeinfer import __version__
-from edgeinfer.cli import batch, bench, cache, console, convert, doctor, eval, imatrix, inspect, models, run, tokenize
+from edgeinfer.cli import console
+from edgeinfer.cli.command_tree import Commands
 from edgeinfer.cli.interrupt import Terminated, prepare_signals
-from edgeinfer.cli.usage import Command, usage_error
+from edgeinfer.cli.usage import usage_error
 from edgeinfer.errors import EdgeinferError, InterruptedByUser, ResourceError, last_words
 
 # The shell is named, not guessed from the processes above this one: --show-completion zsh works from a script too.
@@ -22,26 +23,12 @@ os.environ.setdefault("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
 
 app = typer.Typer(
     name="edgeinfer",
+    cls=Commands,
     help="Turn a Hugging Face checkpoint into one quantized GGUF file and run it fast on this machine.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# In the order of the help, each with what it says there in a line.
-for _name, _command, _about in (
-    ("convert", convert.command, "Make one quantized GGUF file of a checkpoint."),
-    ("run", run.command, "Answer a prompt, or chat on a terminal."),
-    ("batch", batch.command, "Answer every line of a JSONL file, many at a time."),
-    ("bench", bench.command, "Measure prompt processing and generation."),
-    ("eval", eval.command, "Measure how well a model predicts a text."),
-    ("imatrix", imatrix.command, "Find out which weights matter, for convert."),
-    ("tokenize", tokenize.command, "Print the tokens of a text."),
-    ("inspect", inspect.command, "Show what is in a model file, and its memory."),
-    ("doctor", doctor.command, "Show what this machine offers, and how a model would run."),
-):
-    app.command(_name, cls=Command, short_help=_about)(_command)
-app.add_typer(models.app, name="models", short_help="List, fetch and delete models.")
-app.add_typer(cache.app, name="cache", short_help="Show or clear the prefix cache.")
 
 
 def _show_version(wanted: bool) -> None:

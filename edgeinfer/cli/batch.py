@@ -6,7 +6,9 @@ import contextlib
 import os
 import stat
 import sys
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -15,31 +17,17 @@ import typer
 from edgeinfer.cli import console, progress
 from edgeinfer.cli.ending import leave
 from edgeinfer.cli.interrupt import ending_at_once, on_interrupt
-from edgeinfer.cli.runtime_options import (
-    DEFAULTS,
-    MODEL_HELP,
-    CacheTypeK,
-    CacheTypeV,
-    Draft,
-    DraftLayers,
-    DraftMax,
-    FlashAttn,
-    GpuLayers,
-    MainGpu,
-    Mlock,
-    NoMmap,
-    NoPrefixCache,
-    SplitMode,
-    TensorSplit,
-    Threads,
-    tell_plan,
-)
+from edgeinfer.cli.option_groups import with_groups
+from edgeinfer.cli.runtime_options import DEFAULTS, MODEL_HELP, Verbose, answering, tell_plan
 from edgeinfer.errors import InterruptedByUser, UsageError
-from edgeinfer.options import RuntimeOptions, parse_gpu_layers, parse_tensor_split
+from edgeinfer.options import RuntimeOptions
 
 _STANDARD_STREAM = "-"
+_WRITE_WAIT_S = 0.5
+"""How long a signal waits for a row that is being written."""
 
 
+@with_groups(options=answering)
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     rows: Annotated[str, typer.Argument(metavar="IN.jsonl", help="A JSON object per line; - is stdin.")],
@@ -62,21 +50,9 @@ def command(
             help="Tokens that all requests share [default: what suits model and memory].",
         ),
     ] = DEFAULTS.ctx_size,
-    threads: Threads = DEFAULTS.threads,
-    flash_attn: FlashAttn = DEFAULTS.flash_attn,
-    cache_type_k: CacheTypeK = DEFAULTS.cache_type_k,
-    cache_type_v: CacheTypeV = DEFAULTS.cache_type_v,
-    no_mmap: NoMmap = False,
-    no_prefix_cache: NoPrefixCache = False,
-    mlock: Mlock = DEFAULTS.mlock,
-    draft: Draft = DEFAULTS.draft,
-    draft_max: DraftMax = DEFAULTS.draft_max,
-    draft_layers: DraftLayers = DEFAULTS.draft_layers,
-    gpu_layers: GpuLayers = "auto",
-    split_mode: SplitMode = DEFAULTS.split_mode,
-    tensor_split: TensorSplit = "",
-    main_gpu: MainGpu = DEFAULTS.main_gpu,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
+    *,
+    options: Callable[[], RuntimeOptions],
+    verbose: Verbose = False,
 ) -> None:
     """Answer every line of a JSONL file, many at a time, in the order of the lines.
 
@@ -84,23 +60,7 @@ def command(
     "stop", "priority", "deadline_ms", "json_schema", "grammar" and the sampling options of run. A row that is wrong
     gets an error of its own.
     """
-    options = RuntimeOptions(
-        ctx_size=ctx_size,
-        threads=threads,
-        flash_attn=flash_attn,
-        cache_type_k=cache_type_k,
-        cache_type_v=cache_type_v,
-        mmap=not no_mmap,
-        prefix_cache=not no_prefix_cache,
-        draft=draft,
-        draft_max=draft_max,
-        draft_layers=draft_layers,
-        mlock=mlock,
-        gpu_layers=parse_gpu_layers(gpu_layers),
-        split_mode=split_mode,
-        tensor_split=parse_tensor_split(tensor_split),
-        main_gpu=main_gpu,
-    )
+    run_options = replace(options(), ctx_size=ctx_size)
     if resume and output == _STANDARD_STREAM:
         raise UsageError("--resume needs the file to go on with", "give it with -o")
     with contextlib.ExitStack() as stack:
@@ -113,7 +73,7 @@ def command(
         if n_skipped:
             console.note(f"{output}: {progress.rows(n_skipped)} there already")
         with ending_at_once():
-            loaded = load_for_batch(model, options, parallel=parallel, verbose=verbose)
+            loaded = load_for_batch(model, run_options, parallel=parallel, verbose=verbose)
         tell_plan(loaded, verbose=verbose)
         work = batch(loaded, read_lines(file, MAX_LINE_NBYTES), skip=skip)
         meter = progress.Meter(os.fstat(file.fileno()).st_size or None, work)
@@ -127,9 +87,20 @@ def command(
                 console.leave_without_reader()
 
         work.on_step = on_step
-        with on_interrupt(lambda _: work.stop()):
+        written = threading.Event()
+        written.set()
+
+        def stop(number: int) -> None:
+            work.stop()
+            if not written.wait(_WRITE_WAIT_S):  # a pipe that is full, and a write to it knows no Ctrl-C
+                error = InterruptedByUser("interrupted, and nobody reads the output")
+                console.fail_at_once(error, as_json=False, code=128 + number)
+
+        with on_interrupt(stop):
             for entry in work:
+                written.clear()
                 write(document(entry))
+                written.set()
                 meter.count(entry.row.end_nbytes, failed=entry.error is not None)
         meter.end()
         if work.stopped:

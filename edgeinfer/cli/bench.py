@@ -5,30 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
 from edgeinfer.cli import console
 from edgeinfer.cli.interrupt import interrupted_by, on_interrupt
-from edgeinfer.cli.runtime_options import (
-    DEFAULTS,
-    MODEL_HELP,
-    CacheTypeK,
-    CacheTypeV,
-    Draft,
-    DraftLayers,
-    DraftMax,
-    FlashAttn,
-    GpuLayers,
-    MainGpu,
-    Mlock,
-    NoMmap,
-    SplitMode,
-    TensorSplit,
-)
+from edgeinfer.cli.option_groups import with_groups
+from edgeinfer.cli.runtime_options import DEFAULTS, MODEL_HELP, drafting, fixed_cache_types
 from edgeinfer.errors import EdgeinferError, InterruptedByUser, UsageError, last_words
-from edgeinfer.options import DEFAULT_CACHE_TYPE, RuntimeOptions, parse_gpu_layers, parse_tensor_split
+from edgeinfer.options import RuntimeOptions
 
 _FORMATS = ("md", "json", "jsonl", "csv", "sql")
 _SUITES = ("throughput", "batch", "prefix", "speculation")
@@ -41,6 +28,7 @@ def _default(index: int) -> str:
     return "; ".join(f"{suite} {lengths[index]}" for suite, lengths in _LENGTHS.items())
 
 
+@with_groups(options=drafting)
 def command(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help=MODEL_HELP)],
     suite: Annotated[
@@ -79,18 +67,8 @@ def command(
     ubatch_size: Annotated[
         int, typer.Option("-ub", "--ubatch-size", metavar="N", help="Tokens computed at once.")
     ] = DEFAULTS.ubatch_size,
-    flash_attn: FlashAttn = DEFAULTS.flash_attn,
-    cache_type_k: CacheTypeK = DEFAULTS.cache_type_k,
-    cache_type_v: CacheTypeV = DEFAULTS.cache_type_v,
-    no_mmap: NoMmap = False,
-    mlock: Mlock = DEFAULTS.mlock,
-    gpu_layers: GpuLayers = "auto",
-    split_mode: SplitMode = DEFAULTS.split_mode,
-    tensor_split: TensorSplit = "",
-    main_gpu: MainGpu = DEFAULTS.main_gpu,
-    draft: Draft = DEFAULTS.draft,
-    draft_max: DraftMax = DEFAULTS.draft_max,
-    draft_layers: DraftLayers = DEFAULTS.draft_layers,
+    *,
+    options: Callable[[], RuntimeOptions],
 ) -> None:
     """Measure prompt processing and generation: llama-bench's tests, method and field names.
 
@@ -103,22 +81,7 @@ def command(
     if suite not in _SUITES:
         raise UsageError(f"--suite is {suite!r}", f"one of {', '.join(_SUITES)}")
     with _printer(output, suite) as print_row:
-        options = RuntimeOptions(
-            batch_size=batch_size,
-            ubatch_size=ubatch_size,
-            flash_attn=flash_attn,
-            cache_type_k=cache_type_k or DEFAULT_CACHE_TYPE,
-            cache_type_v=cache_type_v or DEFAULT_CACHE_TYPE,
-            mmap=not no_mmap,
-            mlock=mlock,
-            gpu_layers=parse_gpu_layers(gpu_layers),
-            split_mode=split_mode,
-            tensor_split=parse_tensor_split(tensor_split),
-            main_gpu=main_gpu,
-            draft=draft,
-            draft_max=draft_max,
-            draft_layers=draft_layers,
-        )
+        run_options = replace(fixed_cache_types(options()), batch_size=batch_size, ubatch_size=ubatch_size)
         thread_counts = _numbers("-t", threads) if threads else (None,)
         usual = _LENGTHS.get(suite, ("", ""))
         prompts, answers = n_prompt or usual[0], n_gen or usual[1]
@@ -127,18 +90,18 @@ def command(
             from edgeinfer.bench import speculation
 
             most = min(_numbers("-n", n_gen)) if n_gen else None
-            rows = speculation.run(models, speculation.Suite(thread_counts, repetitions, most), options)
+            rows = speculation.run(models, speculation.Suite(thread_counts, repetitions, most), run_options)
         elif suite == "throughput":
             from edgeinfer.bench import throughput
 
             lengths = _numbers("-p", prompts), _numbers("-n", answers), _numbers("-d", n_depth)
-            rows = throughput.run(models, throughput.Suite(*lengths, thread_counts, repetitions), options)
+            rows = throughput.run(models, throughput.Suite(*lengths, thread_counts, repetitions), run_options)
         else:
             from edgeinfer.bench import batching
 
             widths = _numbers("--parallel", parallel or _WIDTHS[suite])
             tests = batching.Suite(_numbers("-p", prompts), _numbers("-n", answers), widths, thread_counts)
-            rows = {"batch": batching.run_batch, "prefix": batching.run_prefix}[suite](models, tests, options)
+            rows = {"batch": batching.run_batch, "prefix": batching.run_prefix}[suite](models, tests, run_options)
         for row in rows:
             print_row(row)
 

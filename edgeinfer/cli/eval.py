@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgeinfer.cli import console, progress, table
-from edgeinfer.cli.runtime_options import (
-    DEFAULTS,
-    MODEL_HELP,
-    CacheTypeK,
-    CacheTypeV,
-    FlashAttn,
-    GpuLayers,
-    MainGpu,
-    Mlock,
-    NoMmap,
-    SplitMode,
-    TensorSplit,
-    Threads,
-)
+from edgeinfer.cli.option_groups import with_groups
+from edgeinfer.cli.runtime_options import DEFAULTS, MODEL_HELP, Threads, fixed_cache_types, loading
 from edgeinfer.errors import CheckFailedError, UsageError
-from edgeinfer.options import DEFAULT_CACHE_TYPE, RuntimeOptions, parse_gpu_layers, parse_tensor_split
+from edgeinfer.options import RuntimeOptions
 
 if TYPE_CHECKING:
     from edgeinfer.quality.evaluate import Evaluation
 
 
+@with_groups(options=loading)
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     file: Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="Text file to predict.")],
@@ -48,15 +38,8 @@ def command(
         typer.Option("--max-kld", metavar="X", help="Fail (exit code 7) if the mean KL divergence is above this."),
     ] = None,
     threads: Threads = DEFAULTS.threads,
-    flash_attn: FlashAttn = DEFAULTS.flash_attn,
-    cache_type_k: CacheTypeK = DEFAULTS.cache_type_k,
-    cache_type_v: CacheTypeV = DEFAULTS.cache_type_v,
-    no_mmap: NoMmap = False,
-    mlock: Mlock = DEFAULTS.mlock,
-    gpu_layers: GpuLayers = "auto",
-    split_mode: SplitMode = DEFAULTS.split_mode,
-    tensor_split: TensorSplit = "",
-    main_gpu: MainGpu = DEFAULTS.main_gpu,
+    *,
+    options: Callable[[], RuntimeOptions],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Measure how well a model predicts a text and, with a reference, how far it is from that."""
@@ -64,21 +47,10 @@ def command(
         raise UsageError("--max-kld is a limit for the divergence from --reference", "give both, and a number from 0")
     from edgeinfer.quality.evaluate import evaluate
 
-    options = RuntimeOptions(
-        threads=threads,
-        flash_attn=flash_attn,
-        cache_type_k=cache_type_k or DEFAULT_CACHE_TYPE,
-        cache_type_v=cache_type_v or DEFAULT_CACHE_TYPE,
-        mmap=not no_mmap,
-        mlock=mlock,
-        gpu_layers=parse_gpu_layers(gpu_layers),
-        split_mode=split_mode,
-        tensor_split=parse_tensor_split(tensor_split),
-        main_gpu=main_gpu,
-    )
+    run_options = dataclasses.replace(fixed_cache_types(options()), threads=threads)
     with progress.passages() as advance:
         result = evaluate(
-            model, file, reference=reference, ctx_size=ctx_size, chunks=chunks, options=options, progress=advance
+            model, file, reference=reference, ctx_size=ctx_size, chunks=chunks, options=run_options, progress=advance
         )
     failed = max_kld is not None and result.divergence is not None and result.divergence.kld_mean > max_kld
     if not as_json:

@@ -5,43 +5,19 @@ from __future__ import annotations
 import dataclasses
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from edgeinfer.cli import console, inputs
+from edgeinfer.cli import console, inputs, sampling_options
 from edgeinfer.cli.ending import leave
 from edgeinfer.cli.interrupt import ending_at_once, on_interrupt
-from edgeinfer.cli.runtime_options import (
-    DEFAULTS,
-    MODEL_HELP,
-    CacheTypeK,
-    CacheTypeV,
-    Draft,
-    DraftLayers,
-    DraftMax,
-    FlashAttn,
-    GpuLayers,
-    MainGpu,
-    Mlock,
-    NoMmap,
-    NoPrefixCache,
-    SplitMode,
-    TensorSplit,
-    Threads,
-    tell_plan,
-)
+from edgeinfer.cli.option_groups import with_groups
+from edgeinfer.cli.runtime_options import DEFAULTS, MODEL_HELP, Verbose, answering, tell_plan
 from edgeinfer.errors import UsageError
-from edgeinfer.options import (
-    DEFAULT_CTX_SIZE,
-    ON_OVERFLOW,
-    RuntimeOptions,
-    SamplingParams,
-    parse_gpu_layers,
-    parse_logit_bias,
-    parse_tensor_split,
-)
+from edgeinfer.options import DEFAULT_CTX_SIZE, ON_OVERFLOW, RuntimeOptions
 
 if TYPE_CHECKING:  # the heavy parts are imported when there is something to run
     from edgeinfer.api.model import Model
@@ -50,19 +26,8 @@ if TYPE_CHECKING:  # the heavy parts are imported when there is something to run
     from edgeinfer.runtime.answer import AnswerStream
     from edgeinfer.runtime.session import OnOverflow
 
-_SAMPLING = SamplingParams()
 
-
-def _sampling(flag: str, text: str, field: str) -> Any:
-    """A sampling option; None means that it was not given, and the model's own recommendation counts."""
-    return typer.Option(
-        flag,
-        metavar="N",
-        help=f"{text} [default: the model's, then {getattr(_SAMPLING, field)}]",
-        show_default=False,
-    )
-
-
+@with_groups(sampling=sampling_options.sampling, options=answering)
 def command(
     model: Annotated[
         str | None,
@@ -85,45 +50,11 @@ def command(
         int | None,
         typer.Option("-n", "--max-tokens", metavar="N", help="Most tokens of the answer [default: until it ends]."),
     ] = None,
-    temp: Annotated[float | None, _sampling("--temp", "Temperature; 0 is greedy.", "temperature")] = None,
-    top_k: Annotated[int | None, _sampling("--top-k", "Keep the k likeliest tokens; 0 keeps all.", "top_k")] = None,
-    top_p: Annotated[float | None, _sampling("--top-p", "Keep this much probability.", "top_p")] = None,
-    min_p: Annotated[
-        float | None, _sampling("--min-p", "Drop tokens below this part of the likeliest.", "min_p")
-    ] = None,
-    typical_p: Annotated[float | None, _sampling("--typical-p", "Locally typical sampling.", "typical_p")] = None,
-    repeat_penalty: Annotated[
-        float | None, _sampling("--repeat-penalty", "Penalty for repeated tokens; 1 is none.", "repeat_penalty")
-    ] = None,
-    repeat_last_n: Annotated[
-        int | None, _sampling("--repeat-last-n", "Tokens that the penalties look back on.", "repeat_last_n")
-    ] = None,
-    presence_penalty: Annotated[
-        float | None, _sampling("--presence-penalty", "Penalty for tokens that occurred.", "presence_penalty")
-    ] = None,
-    frequency_penalty: Annotated[
-        float | None, _sampling("--frequency-penalty", "Penalty per occurrence.", "frequency_penalty")
-    ] = None,
-    dry_multiplier: Annotated[
-        float | None, _sampling("--dry-multiplier", "DRY penalty for repeated phrases; 0 is off.", "dry_multiplier")
-    ] = None,
-    xtc_probability: Annotated[
-        float | None, _sampling("--xtc-probability", "Chance to drop the likeliest tokens (XTC).", "xtc_probability")
-    ] = None,
-    xtc_threshold: Annotated[
-        float | None, _sampling("--xtc-threshold", "What counts as likely for XTC.", "xtc_threshold")
-    ] = None,
-    mirostat: Annotated[int | None, _sampling("--mirostat", "Mirostat version 1 or 2; 0 is off.", "mirostat")] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="Random seed [default: a fresh one, reported].")
-    ] = None,
+    *,
+    sampling: Callable[[], dict[str, Any]],
     stop: Annotated[
         list[str] | None, typer.Option("--stop", metavar="TEXT", help="End at this text (repeatable).")
     ] = None,
-    logit_bias: Annotated[
-        list[str] | None, typer.Option("--logit-bias", metavar="ID(+|-)BIAS", help="Favour a token (repeatable).")
-    ] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Never end by an end token.")] = False,
     json_schema: Annotated[
         str | None,
         typer.Option("--json-schema", metavar="FILE|TEXT", help="Answer with JSON that is valid for this schema."),
@@ -145,17 +76,7 @@ def command(
             "-c", "--ctx-size", metavar="N", help=f"Context in tokens [default: the model's, up to {DEFAULT_CTX_SIZE}]."
         ),
     ] = DEFAULTS.ctx_size,
-    threads: Threads = DEFAULTS.threads,
-    flash_attn: FlashAttn = DEFAULTS.flash_attn,
-    cache_type_k: CacheTypeK = DEFAULTS.cache_type_k,
-    cache_type_v: CacheTypeV = DEFAULTS.cache_type_v,
-    no_mmap: NoMmap = False,
-    mlock: Mlock = DEFAULTS.mlock,
-    gpu_layers: GpuLayers = "auto",
-    split_mode: SplitMode = DEFAULTS.split_mode,
-    tensor_split: TensorSplit = "",
-    main_gpu: MainGpu = DEFAULTS.main_gpu,
-    no_prefix_cache: NoPrefixCache = False,
+    options: Callable[[], RuntimeOptions],
     on_overflow: Annotated[
         str,
         typer.Option(
@@ -165,50 +86,11 @@ def command(
     session: Annotated[
         str | None, typer.Option("--session", metavar="NAME", help="Go on with a conversation, and keep it.")
     ] = None,
-    draft: Draft = DEFAULTS.draft,
-    draft_max: DraftMax = DEFAULTS.draft_max,
-    draft_layers: DraftLayers = DEFAULTS.draft_layers,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show the C library's log.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Answer a prompt, or chat when there is none and this is a terminal."""
     model = _default_model() if model is None else model
-    options = RuntimeOptions(
-        ctx_size=ctx_size,
-        threads=threads,
-        flash_attn=flash_attn,
-        cache_type_k=cache_type_k,
-        cache_type_v=cache_type_v,
-        mmap=not no_mmap,
-        mlock=mlock,
-        gpu_layers=parse_gpu_layers(gpu_layers),
-        split_mode=split_mode,
-        tensor_split=parse_tensor_split(tensor_split),
-        main_gpu=main_gpu,
-        prefix_cache=not no_prefix_cache,
-        draft=draft,
-        draft_max=draft_max,
-        draft_layers=draft_layers,
-    )
-    given: dict[str, Any] = {
-        "temperature": temp,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "typical_p": typical_p,
-        "repeat_penalty": repeat_penalty,
-        "repeat_last_n": repeat_last_n,
-        "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty,
-        "dry_multiplier": dry_multiplier,
-        "xtc_probability": xtc_probability,
-        "xtc_threshold": xtc_threshold,
-        "mirostat": mirostat,
-        "seed": None if seed == -1 else seed,
-        "logit_bias": tuple(map(parse_logit_bias, logit_bias)) if logit_bias else None,
-        "ignore_eos": ignore_eos or None,
-    }
-    flags = {name: value for name, value in given.items() if value is not None}
-    SamplingParams(**flags)  # a wrong value is said before the model is loaded
+    run_options, given = dataclasses.replace(options(), ctx_size=ctx_size), sampling()
     if max_tokens is not None and max_tokens < 1:
         raise UsageError(f"-n is {max_tokens}", "give at least 1; without -n the answer goes on until it ends")
     if raw and (system or system_file):
@@ -228,18 +110,18 @@ def command(
 
     with ending_at_once(as_json=as_json):
         kept = _session_file(session)
-        loaded = _load(model, options, verbose=verbose)
+        loaded = _load(model, run_options, verbose=verbose)
     tell_plan(loaded, verbose=verbose)
-    if options.ctx_size and options.ctx_size > loaded.native.n_ctx_train:
-        console.note(f"note: -c {options.ctx_size} exceeds the training context of {loaded.native.n_ctx_train} tokens")
+    if ctx_size and ctx_size > loaded.native.n_ctx_train:
+        console.note(f"note: -c {ctx_size} exceeds the training context of {loaded.native.n_ctx_train} tokens")
     talk = None
     if text is None or kept is not None:
         from edgeinfer.cli.talk import Talk
 
         limits = {"max_tokens": max_tokens, "stop": stop}
-        given = {**flags, **{name: value for name, value in limits.items() if value}}
+        settings = {**given, **{name: value for name, value in limits.items() if value}}
         chat_session = loaded.chat(on_overflow=cast("OnOverflow", on_overflow))
-        talk = Talk(chat_session, loaded.sampling, given, model=str(loaded.header.path), system=system, file=kept)
+        talk = Talk(chat_session, loaded.sampling, settings, model=str(loaded.header.path), system=system, file=kept)
     if text is None:
         from edgeinfer.cli import chat
 
@@ -252,7 +134,7 @@ def command(
                 text,
                 system=system,
                 raw=raw,
-                params=dataclasses.replace(loaded.sampling, **flags),
+                params=dataclasses.replace(loaded.sampling, **given),
                 max_tokens=max_tokens,
                 stop=stop or (),
                 grammar=structure,
@@ -301,7 +183,7 @@ def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> int:
 
 def _load(model: str, options: RuntimeOptions, *, verbose: bool) -> Model:
     """Load the model while another thread imports what the prompt's template needs: loading is C, most of the time."""
-    from edgeinfer.api.model import load
+    from edgeinfer.api.load import load
     from edgeinfer.runtime import template
 
     threading.Thread(target=template.preload, daemon=True).start()

@@ -19,7 +19,7 @@ from edgeinfer.convert.tokenizer import LoadedTokenizer
 from edgeinfer.convert.tokenizer.vocabulary import TokenType
 from edgeinfer.convert.writer import encode_header
 from edgeinfer.errors import ResourceError, UnusableInputError
-from edgeinfer.tokenizer_json import encode_all
+from edgeinfer.tokenizer_json import decode_each, encode_all
 from edgeinfer.types import Vocabulary
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _own_words(original: tokenizers.Tokenizer) -> Iterator[str]:
     """Tokens from all over the vocabulary, one after the other: a word that no merge leads to shows here."""
     n_tokens = original.get_vocab_size()
     some = range(0, n_tokens, max(1, n_tokens // _VOCABULARY_TOKENS_TRIED))
-    words = original.decode_batch([[token] for token in some], skip_special_tokens=True)
+    words = decode_each(original, some)
     for part in _parts([word for word in words if "\ufffd" not in word]):
         yield "".join(part)
 

@@ -93,7 +93,10 @@ def _check_tokens(vocabulary: Vocabulary, tokenizer: LoadedTokenizer | None) -> 
         difference = f"token {missed[0]} does not end a text"
     if difference is not None:
         raise CheckFailedError(f"the written tokenizer is not the original: {difference}", "this is a bug in edgeinfer")
-    return vocabulary.tokenize("Hello, world", add_special=False, parse_special=True)
+    tokens = vocabulary.tokenize("Hello, world", add_special=False, parse_special=True)
+    if len(tokens) == 0:
+        raise CheckFailedError("the tokenizer makes no tokens of a text", "download its files again")
+    return tokens
 
 
 def _check_outputs(model: OpenModel, tokens: Tokens) -> None:

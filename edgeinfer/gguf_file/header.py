@@ -139,16 +139,16 @@ class _Reader:
             if value_type is ValueType.ARRAY:
                 self.fail(f"the value of {key!r} is an array of arrays")
             count = self.count(f"elements of {key!r}", _min_nbytes(value_type))
-        pos = self.pos
+        pos, squares = self.pos, 0
         if value_type is ValueType.STRING:
-            self.skip_strings(count, f"the value of {key!r}")
+            squares = self.skip_strings(count, f"the value of {key!r}")
         else:
             nbytes = count * SCALAR_DTYPES[value_type].itemsize
             self.need(nbytes, f"the value of {key!r}")
             if value_type is ValueType.BOOL and max(self.buffer[pos : pos + nbytes], default=0) > 1:
                 self.fail(f"the value of {key!r} is neither true nor false")
             self.pos += nbytes
-        return Field(value_type, is_array, pos, self.pos, count)
+        return Field(value_type, is_array, pos, self.pos, count, squares)
 
     def value_type(self, key: str) -> ValueType:
         number = self.u32(f"the type of {key!r}")
@@ -157,17 +157,21 @@ class _Reader:
         except ValueError:
             self.fail(f"the value of {key!r} has the unknown type {number}")
 
-    def skip_strings(self, count: int, what: str) -> None:
+    def skip_strings(self, count: int, what: str) -> int:
+        """Go on behind so many strings; returns the sum of the squares of their lengths."""
         # The hot loop of reading a header: vocabularies hold hundreds of thousands of strings.
-        pos, size, buffer, unpack = self.pos, self.size, self.buffer, _U64.unpack_from
+        pos, size, buffer, unpack, squares = self.pos, self.size, self.buffer, _U64.unpack_from, 0
         try:
             for _ in range(count):
-                pos += 8 + unpack(buffer, pos)[0]
+                length = unpack(buffer, pos)[0]
+                pos += 8 + length
+                squares += length * length
         except (struct.error, OverflowError):
             pos = size + 1
         if pos > size:
             self.fail(f"the file ends inside {what}")
         self.pos = pos
+        return squares
 
 
 def _min_nbytes(value_type: ValueType) -> int:

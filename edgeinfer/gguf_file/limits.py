@@ -7,7 +7,6 @@ Not checked: a token that stands twice in the vocabulary, which takes 100 ms to 
 
 from __future__ import annotations
 
-import struct
 from typing import NoReturn
 
 import numpy as np
@@ -15,11 +14,15 @@ import numpy as np
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.gguf_file.header import Header
+from edgeinfer.gguf_file.vocabulary import fault_in_vocabulary
 
 MAX_BLOCKS = 512
 MAX_EXPERTS = 1024
+TENSOR_ALIGNMENT = 32
+"""Of mapped tensors, in bytes."""
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
-_NO_KERNELS = {GGMLType.I8, GGMLType.I16, GGMLType.I32, GGMLType.I64, GGMLType.F64}
+# Numbers that are no weights, and the two types that activations have.
+_NO_KERNELS = {GGMLType[name] for name in ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")}
 _TOKEN_TABLE = "ffn_gate_tid2eid"  # the one tensor whose integers are no weights
 
 
@@ -40,13 +43,19 @@ def check_limits(header: Header) -> None:
     scaling = header.metadata.text(f"{header.architecture}.rope.scaling.type", "none")
     if scaling not in ROPE_SCALINGS:
         _fail(header, f"has the unknown rope scaling {scaling!r}")
+    for name in ("rope.dimension_count", "rope.dimension_count_swa"):
+        rotated = header.hyperparameter(name, 2)  # none at all keeps the library busy for ever
+        if rotated < 1 or rotated % 2:
+            _fail(header, f"has the {name} {rotated}")
     for name in ("layer_norm_epsilon", "layer_norm_rms_epsilon"):
         epsilon = header.hyperparameter(f"attention.{name}", 0)
         if not 0 <= epsilon < 1:
             _fail(header, f"has the {name} {epsilon}")
+    if header.alignment % TENSOR_ALIGNMENT:
+        _fail(header, f"has tensors at multiples of {header.alignment} bytes, not {TENSOR_ALIGNMENT}")
     _check_types(header)
-    if header.metadata.text("tokenizer.ggml.model") == "llama":
-        _check_bytes(header)
+    if fault := fault_in_vocabulary(header.metadata):
+        _fail(header, fault)
 
 
 def _check_types(header: Header) -> None:
@@ -57,18 +66,6 @@ def _check_types(header: Header) -> None:
     ]
     if wrong:
         _fail(header, f"has weights of a type that nothing computes with: {', '.join(wrong[:8])}")
-
-
-def _check_bytes(header: Header) -> None:
-    """What no token stands for, SentencePiece spells in bytes; the library does not ask whether it can."""
-    key = "tokenizer.ggml.tokens"
-    if key not in header.metadata:
-        return
-    tokens = header.metadata.encoded(key)
-    spellings = ((f"<0x{byte:02X}>".encode(), bytes([byte])) for byte in range(256))
-    missing = [i for i, both in enumerate(spellings) if not any(struct.pack("<Q", len(s)) + s in tokens for s in both)]
-    if missing:
-        _fail(header, f"has no token for {len(missing)} of the 256 bytes, the first of them {missing[0]}")
 
 
 def _check_experts(header: Header) -> None:

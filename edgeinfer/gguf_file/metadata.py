@@ -58,6 +58,8 @@ class Field:
     pos: int
     end: int
     count: int
+    squares: int = 0
+    """Of strings, the sum of the squares of their lengths: for what takes time quadratic in each."""
 
 
 class Metadata(Mapping[str, Any]):
@@ -116,6 +118,11 @@ class Metadata(Mapping[str, Any]):
         """An array's first `limit` elements, without decoding the others."""
         field = self._fields[key]
         return Metadata(self._buffer, {key: replace(field, count=min(field.count, limit))})[key]
+
+    def squares(self, key: str) -> int:
+        """The sum of the squares of the lengths of the strings under `key`; 0 where there are none."""
+        field = self._fields.get(key)
+        return field.squares if field else 0
 
     def encoded(self, key: str) -> bytes:
         """A value as it stands in the file, its type in front."""

@@ -85,8 +85,9 @@ class NativeBackend:
 
     def _params(self, options: RuntimeOptions, n_sequences: int) -> Any:
         params = llama.llama_context_default_params()
-        params.n_ctx = self._n_ctx
-        params.n_batch = options.batch_size
+        # The library ends the process where it could not give each sequence a row of logits in one batch.
+        params.n_ctx = max(self._n_ctx, n_sequences)
+        params.n_batch = max(options.batch_size, n_sequences)
         params.n_ubatch = min(options.ubatch_size, options.batch_size)
         params.n_seq_max = n_sequences
         params.n_threads = params.n_threads_batch = self.threads

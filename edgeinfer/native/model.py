@@ -9,15 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from edgeinfer.errors import UnusableInputError, UsageError
 from edgeinfer.native import library
 from edgeinfer.native.gpus import place
 from edgeinfer.native.library import llama
+from edgeinfer.native.tokenizer import NativeTokenizer
 from edgeinfer.types import Placement, Tokens
-
-_INT32_MAX = 2**31 - 1
 
 
 class NativeModel:
@@ -158,6 +155,7 @@ class NativeVocabulary:
     def __init__(self, model_handle: int) -> None:
         self._open_handle: int | None = llama.llama_model_get_vocab(model_handle)
         self._n_tokens = int(llama.llama_vocab_n_tokens(self._handle))
+        self._tokenizer = NativeTokenizer(model_handle)
         self._pieces: dict[int, bytes] = {}  # of the tokens that have been asked for: texts repeat themselves
 
     @property
@@ -222,36 +220,14 @@ class NativeVocabulary:
         return [int(tokens[i]) for i in range(count.value)]
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Tokens:
-        """Token ids of `text`. Raises UsageError for text that UTF-8 cannot hold (a lone surrogate).
+        """Token ids of `text`. Raises what `NativeTokenizer.tokens` does.
 
         Raises UnusableInputError when the file says that a token belongs around every text, but not which.
         """
         if add_special:
             self._check_frame()
-        try:
-            data = text.encode("utf-8")
-        except UnicodeEncodeError:
-            raise UsageError("the text is not valid Unicode", "give UTF-8 text") from None
-        if len(data) > _INT32_MAX - 8:
-            raise UsageError(f"the text is {len(data)} bytes long, more than can be tokenized at once", "shorten it")
-        capacity = len(data) + 8  # a token per byte, and the special ones
-        while True:
-            tokens = np.empty(capacity, np.int32)
-            pointer = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-            count = int(
-                llama.llama_tokenize(self._handle, data, len(data), pointer, capacity, add_special, parse_special)
-            )
-            if count >= 0:
-                return self._sound(tokens[:count].copy())
-            if count < -_INT32_MAX:
-                raise UsageError("the text has more tokens than can be counted", "shorten it")
-            capacity = -count
-
-    def _sound(self, tokens: Tokens) -> Tokens:
-        """What the library says of a text that its vocabulary cannot spell is -1."""
-        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._n_tokens:
-            raise UnusableInputError("the vocabulary has no token for a part of the text", "convert the model again")
-        return tokens
+        assert self._handle
+        return self._tokenizer.tokens(text, add_special=add_special, parse_special=parse_special)
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes that a token stands for; control tokens give nothing unless `special`."""

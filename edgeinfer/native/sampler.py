@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.errors import EdgeinferError, UsageError
+from edgeinfer.errors import UnusableInputError, UsageError
 from edgeinfer.native.library import llama
 from edgeinfer.native.model import NativeVocabulary
 from edgeinfer.options import SamplingParams
@@ -203,7 +203,7 @@ class ChainSampler:
         llama.llama_sampler_accept(self._chain, token)
 
 
-def _not_a_number() -> EdgeinferError:
-    return EdgeinferError(
+def _not_a_number() -> UnusableInputError:
+    return UnusableInputError(
         "the model computed something that is not a number", "the file may be damaged: convert it again"
     )

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from edgeinfer.api.files import read_text
-from edgeinfer.api.model import Model, load
+from edgeinfer.api.load import load
+from edgeinfer.api.model import Model
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.options import RuntimeOptions
 from edgeinfer.quality import scores

@@ -6,14 +6,13 @@ What is on the disk is the truth: a file that somebody puts there is a model too
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgeinfer.atomic_file import replace_file
 from edgeinfer.errors import NotFoundError, ResourceError, UsageError, listed
 from edgeinfer.home import home
 from edgeinfer.registry.choice import Candidate, candidates, choose
@@ -171,7 +170,7 @@ class Store:
         return StoredModel(name, tuple(sorted(aliases.get(path, []))), str(path), len(candidate.files), nbytes)
 
     def _write_aliases(self, aliases: dict[str, Path]) -> None:
-        """All or nothing; what lies in the store is noted relative to it, so that the store can be moved."""
+        """What lies in the store is noted relative to it, so that the store can be moved."""
         inside = (
             (alias, path.relative_to(self.folder).as_posix() if path.is_relative_to(self.folder) else str(path))
             for alias, path in sorted(aliases.items())
@@ -180,10 +179,7 @@ class Store:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            handle, partial = tempfile.mkstemp(prefix=f".{ALIASES_NAME}-", dir=self.folder)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(dict(inside), file, indent=1)
-            os.replace(partial, self.folder / ALIASES_NAME)
+            replace_file(self.folder / ALIASES_NAME, json.dumps(dict(inside), indent=1).encode())
         except OSError as error:
             raise ResourceError(
                 f"{self.folder}: cannot be written ({error.strerror})", "check the permissions, or set EDGEINFER_HOME"

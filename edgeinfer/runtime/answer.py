@@ -79,9 +79,13 @@ class Reply:
     def read(self) -> Iterator[str]:
         """The text that has become certain since the last call. Sets `finish_reason` when it was the last.
 
-        A stop string ends the request too: the engine knows no text.
+        A stop string ends the request too: the engine knows no text. Raises the EdgeinferError that ended the request,
+        if one did.
         """
         generation = self.generation
+        if generation.error is not None:
+            self.finish_reason = "interrupted"
+            raise generation.error
         while self._seen < len(generation.tokens) and not self._text.stopped:
             piece = said(self._vocabulary, generation.tokens[self._seen])
             self._seen += 1

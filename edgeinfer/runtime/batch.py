@@ -49,9 +49,13 @@ class Entry(Generic[T]):
         return "".join(self.pieces)
 
     def read(self) -> None:
-        """Take what the reply has; with its last piece the reply itself is no longer needed."""
+        """Take what the reply has; with its last piece, or an error, the reply itself is no longer needed."""
         assert self.reply is not None
-        self.pieces.extend(self.reply.read())
+        try:
+            self.pieces.extend(self.reply.read())
+        except EdgeinferError as error:
+            self.error, self.reply = error, None
+            return
         if self.reply.finish_reason is not None:
             self.finish_reason, self.usage = self.reply.finish_reason, self.reply.generation.usage
             self.reply = None

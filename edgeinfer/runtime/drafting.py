@@ -19,12 +19,10 @@ from edgeinfer.scheduling.policy import DEFAULT_STEPS, Limits
 from edgeinfer.speculation.acceptance import Acceptance
 from edgeinfer.speculation.controller import LEAST_SURVIVAL, Best, best_length, shared_lengths
 from edgeinfer.speculation.cost import CostCurve
-from edgeinfer.speculation.draft import Draft, Proposal, Source
+from edgeinfer.speculation.draft import Draft, Proposal, Source, most_draft_tokens
 
 T = TypeVar("T")
 
-_LEAST_SHARE = 3
-"""Tokens that a request's draft may have in a large batch, where longer ones hardly pay and asking for them costs."""
 _PROBE_TOKENS = 2
 _TRIALS = 8
 """Proposals of a source that is not free before what came of them decides whether it is asked."""
@@ -293,11 +291,6 @@ class Drafting:
         if draft is not None:
             with contextlib.suppress(Exception):
                 draft.close()
-
-
-def most_draft_tokens(n_answers: int) -> int:
-    """Of each answer, in a step that has so many of them."""
-    return max(_LEAST_SHARE, MAX_DRAFT_TOKENS // max(1, n_answers))
 
 
 def _shortened(proposal: Proposal, length: int) -> Proposal:

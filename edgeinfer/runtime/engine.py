@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from edgeinfer.cache.block import BLOCK_TOKENS
 from edgeinfer.cache.radix import Match, common_length
-from edgeinfer.errors import ContextOverflowError, UsageError
+from edgeinfer.errors import ContextOverflowError, EdgeinferError, UsageError
 from edgeinfer.runtime.constrained import ConstrainedSampler
 from edgeinfer.runtime.drafting import Drafting, Room
 from edgeinfer.runtime.recording import RecordingSampler
@@ -183,7 +183,8 @@ class Engine:
         n_prompt = sum(share.length for share in shares if share.length > 1)
         n_drafted = sum(len(share.drafted) for share in shares)
         if n_prompt:
-            self.pace.observe_step(n_decoding, n_prompt + n_drafted, step_s)
+            depth = next(share.row.pos0 for share in shares if share.length > 1)
+            self.pace.observe_step(n_decoding, n_prompt + n_drafted, step_s, depth)
             return
         curve = self.drafting.curve
         self.pace.observe_step(n_decoding, 0, step_s * curve.cost(n_decoding) / curve.cost(n_decoding + n_drafted))
@@ -203,7 +204,10 @@ class Engine:
         return events
 
     def _write(self, share: Share, logits: Logits) -> TokenEvent:
-        """The tokens that a request gains: what is right of its draft, and one more."""
+        """The tokens that a request gains: what is right of its draft, and one more.
+
+        A request whose sampler finds no token ends, and the others go on.
+        """
         generation, sampler = share.generation, share.generation.sampler
         if generation.prefilled_s is None:
             generation.prefilled_s = self._clock()
@@ -215,16 +219,19 @@ class Engine:
                 generation.tokens.append(token)
                 if reason := self._ending(generation, token):
                     break
+        except EdgeinferError as error:
+            generation.error, reason = error, "interrupted"
         finally:  # also where the sampler raises, the cache must be what is known of it
             n_computed = max(n_known, len(generation.tokens) - 1)
             self._computed(generation, n_computed, n_rejected=n_known + len(share.drafted) - n_computed)
-        if generation.first_token_s is None:
-            generation.first_token_s = self._clock()
         new = generation.tokens[n_known:]
-        self.drafting.learn(generation, share.draft, new)
+        if new:
+            if generation.first_token_s is None:
+                generation.first_token_s = self._clock()
+            self.drafting.learn(generation, share.draft, new)
         if reason:
             self._finish(generation, reason)
-        return TokenEvent(generation.request.id, tuple(new), from_draft=len(new) - 1, finish_reason=reason)
+        return TokenEvent(generation.request.id, tuple(new), from_draft=max(0, len(new) - 1), finish_reason=reason)
 
     def _computed(self, generation: Generation, n_computed: int, n_rejected: int = 0) -> None:
         """The cache holds so many of a request's tokens now, and behind them a rejected end of a draft."""

@@ -19,7 +19,7 @@ _PRIVATE_USE = range(0xE000, 0xF8FF)
 
 def raw_tokens(vocabulary: Vocabulary, text: str) -> Tokens:
     """The text as it stands, control tokens spelled out in it included, after the model's begin token."""
-    return vocabulary.tokenize(text, add_special=True, parse_special=True)
+    return _spelled(text, vocabulary.tokenize(text, add_special=True, parse_special=True))
 
 
 def chat_text(vocabulary: Vocabulary, template: ChatTemplate, messages: Sequence[Message]) -> tuple[str, Marks | None]:
@@ -56,7 +56,7 @@ def tokenize_chat(vocabulary: Vocabulary, text: str, marks: Marks | None, *, con
     """
     add_special = not continues and not _begins_with_bos(vocabulary, text)
     if marks is None:
-        return vocabulary.tokenize(text, add_special=add_special, parse_special=True)
+        return _spelled(text, vocabulary.tokenize(text, add_special=add_special, parse_special=True))
     opening, closing = marks
     # A template may cut or repeat contents, so marks can stand alone; the odd parts are whole marked spellings.
     parts = re.split(f"{opening}([^{opening}{closing}]*){closing}", text)
@@ -66,7 +66,7 @@ def tokenize_chat(vocabulary: Vocabulary, text: str, marks: Marks | None, *, con
         if part or index == 0:
             special = add_special and index == 0
             tokens.append(vocabulary.tokenize(part, add_special=special, parse_special=index % 2 == 0))
-    return np.concatenate(tokens)
+    return _spelled(text, np.concatenate(tokens))
 
 
 def chat_tokens(vocabulary: Vocabulary, template: ChatTemplate | None, messages: Sequence[Message]) -> Tokens:
@@ -74,6 +74,12 @@ def chat_tokens(vocabulary: Vocabulary, template: ChatTemplate | None, messages:
     if template is None:
         raise no_template()
     return tokenize_chat(vocabulary, *chat_text(vocabulary, template, messages))
+
+
+def _spelled(text: str, tokens: Tokens) -> Tokens:
+    if len(tokens) == 0 and text.strip():
+        raise UnusableInputError("the vocabulary has no token for any part of the text", "convert the model again")
+    return tokens
 
 
 def no_template() -> UsageError:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgeinfer.errors import EdgeinferError
 from edgeinfer.runtime.recording import RecordingSampler
 from edgeinfer.runtime.residency import Saved
 from edgeinfer.scheduling.job import Job
@@ -37,6 +38,8 @@ class Generation(Job):
     first_token_s: float | None = None
     finished_s: float | None = None
     finish_reason: FinishReason | None = None
+    error: EdgeinferError | None = None
+    """Why no token could be chosen; the request has ended with it."""
 
     @property
     def submitted_s(self) -> float:

@@ -140,7 +140,7 @@ def _render_in_child(source: str, context: dict[str, Any]) -> str:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     if output[:1] == _OK:
-        return output[1:].decode("utf-8", "surrogatepass")
+        return output[1:].decode("utf-8")
     raise _unusable(output[1:].decode("utf-8", "replace") or "it needs too much time or memory")
 
 
@@ -152,7 +152,7 @@ def _child(source: str, context: dict[str, Any], writer: int) -> NoReturn:
         signal.set_wakeup_fd(-1)
         _limit_child()
         try:
-            output = _OK + _render(source, context).encode("utf-8", "surrogatepass")
+            output = _OK + _render(source, context).encode("utf-8")
         except Exception as error:
             output = _FAILED + _reason(error).encode("utf-8", "replace")
         while output:

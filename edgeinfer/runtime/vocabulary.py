@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 METADATA_KEY = "tokenizer.huggingface.json"
 """GGUF's key for the original tokenizer.json."""
 _REMEDY = "convert the model again"
+MAX_CHARS = 1 << 22
+"""Of a text. The library takes 300 to 900 bytes of memory for a character of a text without words."""
 
 
 def load_original(document: str, subject: str) -> tokenizers.Tokenizer:
@@ -84,6 +86,11 @@ class OriginalVocabulary:
             text.encode("utf-8")
         except UnicodeEncodeError:
             raise UsageError("the text is not valid Unicode", "give UTF-8 text") from None
+        if len(text) > MAX_CHARS:
+            raise UsageError(
+                f"the text has {len(text)} characters, this model's tokenizer takes {MAX_CHARS} at once",
+                "give a part of it",
+            )
         original = self._get_original()
         with self._lock:
             original.encode_special_tokens = not parse_special

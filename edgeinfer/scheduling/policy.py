@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from dataclasses import dataclass
 
 from edgeinfer.scheduling.job import Job
@@ -18,6 +20,11 @@ DEFAULT_STEPS = 2.25
 MIN_PIECE = 4
 """Prompt tokens that every step may take, whatever the target. Kernels work on rows in fours."""
 _WEIGHT = 0.3  # of the newest measurement
+_STEPS_SEEN, _PIECES_SEEN = 9, 5  # few enough to follow what changes, enough that one or two delayed steps are outvoted
+_ATTENTION_DEPTH = 512
+"""A token at this depth costs at most twice what one at the beginning does. The attention's share is the model's: this
+is on the safe side (SmolLM2-135M: 1,300), and only says how much dearer the next piece can be than the last ones."""
+_LEAST_S = 1e-6  # clocks that stand still
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +54,53 @@ def expected_tokens(job: Job, typical: float) -> float:
     return max(1.0, min(job.max_tokens, max(typical, job.n_answered)) - job.n_answered)
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A piece of a prompt that ran beside answers: where it began, and what a token of it took."""
+
+    depth: int
+    token_s: float
+
+
 class Pace:
-    """What the machine was measured to do. Knows no clock: it is told how long things took."""
+    """What the machine was measured to do. Knows no clock: it is told how long things took.
+
+    Steps that something else on the machine delayed must not count: what steps take is the median of the last ones.
+    """
 
     def __init__(self) -> None:
         self.decode_s: float | None = None
         """A step that only writes answers."""
         self.prefill_rate: float | None = None
         """Prompt tokens per second in steps without answers."""
-        self.mixed_rate: float | None = None
-        """Prompt tokens per second of what a step takes longer because of them."""
         self.swap_s: float | None = None
         """Seconds to save and restore one token of KV cache."""
         self.answer_tokens = 128.0
         """The usual length of an answer."""
+        self._decodes: deque[float] = deque(maxlen=_STEPS_SEEN)
+        self._pieces: deque[_Piece] = deque(maxlen=_PIECES_SEEN)
 
-    def observe_step(self, n_decoding: int, n_prompt: int, seconds: float) -> None:
-        """A step has run `n_decoding` rows of answers and `n_prompt` tokens of prompts."""
+    def observe_step(self, n_decoding: int, n_prompt: int, seconds: float, depth: int = 0) -> None:
+        """A step has run `n_decoding` rows of answers and `n_prompt` tokens of prompts, the first at `depth`."""
+        seconds = max(seconds, _LEAST_S)
         if n_prompt == 0:
-            self.decode_s = _mean(self.decode_s, seconds)
+            self._decodes.append(seconds)
+            self.decode_s = statistics.median(self._decodes)
         elif n_decoding == 0:
             if n_prompt >= MIN_PIECE:
                 self.prefill_rate = _mean(self.prefill_rate, n_prompt / seconds)
         elif self.decode_s is not None:
             # A quick step must not look as if prompts cost nothing: the next would take one whole, for seconds.
             least_s = n_prompt / self.prefill_rate if self.prefill_rate else self.decode_s / 2
-            self.mixed_rate = _mean(self.mixed_rate, n_prompt / max(seconds - self.decode_s, least_s))
+            self._pieces.append(_Piece(depth, max(seconds - self.decode_s, least_s) / n_prompt))
+
+    def prompt_token_s(self, depth: int) -> float | None:
+        """What a step takes longer for each token of a piece that begins at `depth`; None before anything is known."""
+        if not self._pieces:
+            # What a step with both costs is known only after the first; a small piece computes slower than a long one.
+            return 2 / self.prefill_rate if self.prefill_rate else None
+        typical = sorted(self._pieces, key=lambda piece: piece.token_s)[len(self._pieces) // 2]
+        return typical.token_s * max(1.0, (depth + _ATTENTION_DEPTH) / (typical.depth + _ATTENTION_DEPTH))
 
     def observe_swap(self, n_tokens: int, seconds: float) -> None:
         """So long it took to save, or to restore, that many tokens."""
@@ -87,20 +115,23 @@ class Pace:
         return self.swap_s is None or self.prefill_rate is None or self.swap_s * self.prefill_rate < 1
 
 
-def prefill_budget(limits: Limits, pace: Pace, n_decoding: int, n_drafted: int = 0) -> int:
+def prefill_budget(limits: Limits, pace: Pace, n_decoding: int, n_drafted: int = 0, depth: int = 0) -> int:
     """Prompt tokens that a step may take beside `n_decoding` rows of answers and `n_drafted` of their drafts.
 
-    Derived from the latency target and the measured rate; the rows of the step come out as a multiple of four.
+    Derived from the latency target and what a token at `depth`, where the next piece begins, is expected to cost; the
+    rows of the step come out as a multiple of four. Nothing before a step without a prompt was measured, where the
+    target is counted in those.
     """
     most = limits.max_step_tokens - n_decoding - n_drafted
     target_ms = limits.latency_target_ms
+    if n_decoding == 0 or target_ms == math.inf:
+        return most
+    if target_ms is None and pace.decode_s is None:
+        return 0
     decode_s = pace.decode_s or 0.0
     target_s = DEFAULT_STEPS * decode_s if target_ms is None else target_ms / 1e3
-    if n_decoding == 0 or target_s == math.inf:
-        return most
-    # What a step with both costs is known only after the first; a small piece computes slower than a long one.
-    rate = pace.mixed_rate or (pace.prefill_rate or 0.0) / 2
-    piece = int(rate * max(0.0, target_s - decode_s)) - n_drafted
+    token_s = pace.prompt_token_s(depth)
+    piece = (int(max(0.0, target_s - decode_s) / token_s) if token_s else 0) - n_drafted
     piece -= (piece + n_decoding + n_drafted) % MIN_PIECE
     return min(max(piece, MIN_PIECE), most)
 

@@ -132,11 +132,11 @@ class Scheduler(Generic[J]):
         rows = [(job, 1) for job in self.decoding]
         if len(rows) == len(self.running):
             return rows
-        budget = prefill_budget(self.limits, self.pace, len(rows), n_drafted)
-        left = min(budget, n_free - len(rows) - n_drafted)
         prefilling = [job for job in self.running if job.remaining > 1]
         if len(prefilling) > 1:
             prefilling.sort(key=lambda job: urgency(job, now_s))
+        budget = prefill_budget(self.limits, self.pace, len(rows), n_drafted, prefilling[0].n_computed)
+        left = min(budget, n_free - len(rows) - n_drafted)
         for job in prefilling:
             length = min(job.remaining, left)
             if length <= 0:

@@ -10,7 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from edgeinfer.options import MAX_DRAFT_TOKENS
 from edgeinfer.types import Request
+
+_LEAST_SHARE = 3
+"""Tokens that a request's draft may have in a large batch, where longer ones hardly pay and asking for them costs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,3 +84,8 @@ class Source(Protocol):
         `request.params` tells a source that samples how the target does. The text comes by `Draft.observe`.
         """
         ...
+
+
+def most_draft_tokens(n_answers: int) -> int:
+    """Of each answer, in a step that has so many of them."""
+    return max(_LEAST_SHARE, MAX_DRAFT_TOKENS // max(1, n_answers))

@@ -10,7 +10,8 @@ import pytest
 from ggufs import write_gguf
 
 import edgeinfer
-from edgeinfer.api.draft_model import MAX_UNUSED_TOKENS, DraftPlan
+from edgeinfer.api.draft_model import open_draft
+from edgeinfer.api.draft_plan import MAX_UNUSED_TOKENS, DraftPlan
 from edgeinfer.api.layers import chosen_layers, layers_model
 from edgeinfer.errors import NotFoundError, ResourceError, UnusableInputError, UsageError
 from edgeinfer.gguf_file.header import read_header
@@ -228,4 +229,4 @@ def test_an_encoder_is_refused(minilm_checkpoint, tmp_path):
     header = read_header(tmp_path / "encoder.gguf")
     target = SimpleNamespace(n_ctx=64, threads=1)
     with pytest.raises(UnusableInputError, match=r"encoder.gguf: cannot draft: the model is an encoder"):
-        DraftPlan.of(header, RuntimeOptions(draft=str(header.path))).open(target, RuntimeOptions(), 1)
+        open_draft(DraftPlan.of(header, RuntimeOptions(draft=str(header.path))), target, RuntimeOptions(), 1)

@@ -8,7 +8,7 @@ import pytest
 from ggufs import write_gguf
 
 from edgeinfer.api import memory
-from edgeinfer.api.model import load
+from edgeinfer.api.load import load
 from edgeinfer.errors import ResourceError
 from edgeinfer.gguf_file.header import read_header
 from edgeinfer.options import RuntimeOptions

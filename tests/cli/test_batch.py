@@ -3,13 +3,14 @@
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
-from processes import PATIENCE_S, cpu_s_to_the_end, started
+from processes import PATIENCE_S, cpu_s_to_the_end, default_signals, started
 
 COMMAND = [sys.executable, "-m", "edgeinfer", "batch"]
 
@@ -221,3 +222,32 @@ def test_a_reader_that_leaves_is_noticed_in_the_middle_of_a_row(tiny_gguf):
         assert process.stdout.readline()
         process.stdout.close()
         assert process.wait(PATIENCE_S) == 141
+
+
+@pytest.mark.parametrize(("name", "goes_to_file"), [("SIGINT", False), ("SIGTERM", True)])
+def test_a_signal_ends_it_when_nobody_reads_its_pipe(tiny_gguf, tmp_path, name, goes_to_file):
+    source, pipe = tmp_path / "in.jsonl", tmp_path / "pipe"
+    source.write_text(lines({"id": "i" * 5000 + str(i), "prompt": "a", "max_tokens": 1} for i in range(60)))
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    command = [*COMMAND, str(tiny_gguf), str(source), "--no-prefix-cache", *(["-o", str(pipe)] if goes_to_file else [])]
+    with pipe.open("wb") as writer:
+        options = {"stdin": subprocess.DEVNULL, "stdout": writer, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen(command, preexec_fn=default_signals, **options) as process:
+            wait_until_it_waits_for_a_reader(process, pipe)
+            process.send_signal(getattr(signal, name))
+            assert process.wait(PATIENCE_S) == {"SIGINT": 130, "SIGTERM": 143}[name]
+    os.close(reader)
+
+
+def wait_until_it_waits_for_a_reader(process, pipe):
+    """A pipe that is full takes nothing more from anybody."""
+    probe = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    poll = select.poll()
+    poll.register(probe, select.POLLOUT)
+    deadline = time.monotonic() + PATIENCE_S
+    while poll.poll(0) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.close(probe)
+    time.sleep(0.2)  # into the write

@@ -22,7 +22,7 @@ from shared_work import shared_by_conversions
 
 from edgeinfer.api.convert import plan_conversion, run_conversion
 from edgeinfer.api.embed import load_encoder
-from edgeinfer.api.model import load
+from edgeinfer.api.load import load
 from edgeinfer.errors import UsageError
 from edgeinfer.gguf_file.header import Header, read_header
 from edgeinfer.options import ConvertOptions, RuntimeOptions

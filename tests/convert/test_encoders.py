@@ -13,7 +13,7 @@ from random_checkpoint import PLAIN, make_checkpoint, prompt, read_model
 
 from edgeinfer.api.convert import convert, plan_conversion
 from edgeinfer.api.embed import load_encoder
-from edgeinfer.api.model import load
+from edgeinfer.api.load import load
 from edgeinfer.convert.plan import ConvertPlan
 from edgeinfer.errors import ContextOverflowError, UnusableInputError, UsageError
 from edgeinfer.options import ConvertOptions, RuntimeOptions

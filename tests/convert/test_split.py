@@ -15,7 +15,7 @@ from checkpoints import llama_config, random_tensors, write_safetensors
 
 from edgeinfer.api.convert import convert
 from edgeinfer.api.inspect import inspect
-from edgeinfer.api.model import load
+from edgeinfer.api.load import load
 from edgeinfer.convert import output
 from edgeinfer.convert.resolve import TensorPlan
 from edgeinfer.convert.split import share_out

@@ -22,7 +22,7 @@ from checkpoints import (
 )
 
 from edgeinfer.api.convert import convert
-from edgeinfer.api.model import load
+from edgeinfer.api.load import load
 from edgeinfer.api.vocabulary import open_vocabulary
 from edgeinfer.convert.pipeline import Planned, prepare
 from edgeinfer.convert.stream import write

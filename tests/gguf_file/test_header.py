@@ -198,7 +198,9 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         ({"llama.rope.scaling.type": "x"}, "rope scaling 'x'"),
         ({"llama.attention.layer_norm_rms_epsilon": -1.0}, "layer_norm_rms_epsilon -1"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "layer_norm_rms_epsilon nan"),
-        ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<0x00>", "a"]}, "254 of the 256 bytes"),
+        ({"llama.rope.dimension_count": 0}, "rope.dimension_count 0"),
+        ({"llama.rope.dimension_count_swa": 3}, "rope.dimension_count_swa 3"),
+        ({"general.alignment": 16}, "multiples of 16 bytes"),
     ],
 )
 def test_what_would_end_the_process_is_refused(tmp_path: Path, extra: dict[str, Any], expected: str) -> None:
@@ -224,7 +226,7 @@ def test_the_real_model_is_within_the_limits(smollm2_gguf: Path) -> None:
 
 def test_weights_that_no_kernel_computes_with_are_refused_by_name(tmp_path: Path) -> None:
     architecture = _field("general.architecture", 8, struct.pack("<Q", 5) + b"llama")
-    for kind, name in ((24, "I8"), (26, "I32"), (28, "F64")):
+    for kind, name in ((24, "I8"), (26, "I32"), (28, "F64"), (9, "Q8_1")):
         (tmp_path / "a.gguf").write_bytes(_file([architecture], [_tensor("blk.0.x.weight", (64,), kind, 0)], 512))
         with pytest.raises(UnusableInputError, match=rf"blk\.0\.x\.weight \({name}\)"):
             check_limits(read_header(tmp_path / "a.gguf"))

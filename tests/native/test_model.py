@@ -8,6 +8,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer.errors import EdgeinferError, UnusableInputError, UsageError
+from edgeinfer.native.context import NativeBackend
 from edgeinfer.native.model import NativeModel
 from edgeinfer.native.sampler import NativeSamplerFactory
 from edgeinfer.options import RuntimeOptions, SamplingParams
@@ -261,6 +262,12 @@ def test_what_is_used_after_its_end_is_an_error_and_not_a_crash(smollm2_gguf):
     for use in (lambda: model.tokens("hi"), lambda: list(stream), lambda: model.generate("hi")):
         with pytest.raises(UsageError, match="the model is closed"):
             use()
+
+
+@pytest.mark.parametrize("options", [RuntimeOptions(ctx_size=1), RuntimeOptions(ctx_size=64, batch_size=1)])
+def test_fewer_cells_or_batch_rows_than_sequences_do_not_end_the_process(model, options):
+    with NativeBackend(model.native, options, max_sequences=3) as small:
+        assert small.forward([Row(0, np.array([1], np.int32), 0, 0)]).shape == (1, small.n_vocab)
 
 
 @pytest.mark.parametrize("max_sequences", [0, 257])

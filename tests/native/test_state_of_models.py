@@ -5,7 +5,7 @@ import pytest
 from random_checkpoint import PLAIN, make_checkpoint, prompt, read_model
 
 from edgeinfer.api.convert import plan_conversion, run_conversion
-from edgeinfer.api.model import load
+from edgeinfer.api.load import load
 from edgeinfer.options import ConvertOptions, RuntimeOptions
 from edgeinfer.types import KVOp, Row
 

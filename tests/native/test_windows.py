@@ -9,7 +9,7 @@ import pytest
 from random_checkpoint import PLAIN, make_checkpoint, read_model
 
 from edgeinfer.api.convert import plan_conversion, run_conversion
-from edgeinfer.api.model import load
+from edgeinfer.api.load import load
 from edgeinfer.options import ConvertOptions, RuntimeOptions, SamplingParams
 from edgeinfer.types import KVOp, Request, Row
 

@@ -14,7 +14,7 @@ import pytest
 from checkpoints import LLAMA3_SPLIT, TEXT, byte_level_tokenizer, llama_config, random_tensors, write_checkpoint
 
 from edgeinfer.api.convert import convert
-from edgeinfer.api.model import load
+from edgeinfer.api.load import load
 from edgeinfer.errors import CheckFailedError, NotFoundError, UnusableInputError
 from edgeinfer.options import ConvertOptions, RuntimeOptions
 from edgeinfer.quality.evaluate import evaluate

@@ -7,14 +7,13 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from checkpoints import llama_config, random_tensors, write_checkpoint, write_shards
-from hub_server import COMMIT, Hub, serving
+from hub_server import COMMIT, Hub
 from huggingface_hub import constants
 
 from edgeinfer.api.convert import convert, plan_conversion
@@ -29,7 +28,7 @@ WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
+def repository(tmp_path: Path) -> Path:
     """What the repository has, with files that no conversion needs."""
     folder = write_checkpoint(tmp_path / "repository")
     (folder / "README.md").write_text("---\nlicense: mit\n---\n")
@@ -38,20 +37,6 @@ def checkpoint(tmp_path: Path) -> Path:
     (folder / "onnx" / "model.onnx").write_bytes(b"onnx")
     (folder / "picture.png").write_bytes(b"png")
     return folder
-
-
-@pytest.fixture
-def hub(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with serving(checkpoint) as server:
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token"))
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.chdir(tmp_path)
-        yield server
 
 
 def _refused(kind: type[EdgeinferError], source: str = "org/tiny") -> str:
@@ -73,9 +58,9 @@ def test_only_what_is_needed_is_fetched(hub: Hub, tmp_path: Path) -> None:
     assert metadata.text("general.license") == "mit"
 
 
-def test_the_bytes_are_those_of_the_local_checkpoint(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+def test_the_bytes_are_those_of_the_local_checkpoint(hub: Hub, repository: Path, tmp_path: Path) -> None:
     ours = read_header(Path(convert("org/tiny", "a.gguf", QUICK).output))
-    local = read_header(Path(convert(checkpoint, "b.gguf", QUICK).output))
+    local = read_header(Path(convert(repository, "b.gguf", QUICK).output))
     assert ours.path.read_bytes()[ours.data_offset :] == local.path.read_bytes()[local.data_offset :]
 
 
@@ -92,12 +77,12 @@ def test_offline_the_hub_is_not_asked(hub: Hub, monkeypatch: pytest.MonkeyPatch)
     assert hub.requests == []
 
 
-def test_a_cache_that_lacks_a_shard_is_completed(hub: Hub, checkpoint: Path) -> None:
+def test_a_cache_that_lacks_a_shard_is_completed(hub: Hub, repository: Path) -> None:
     tensors = random_tensors(llama_config())
     names = list(tensors)
-    (checkpoint / WEIGHTS).unlink()
-    write_shards(checkpoint, [{n: tensors[n] for n in names[:5]}, {n: tensors[n] for n in names[5:]}])
-    (checkpoint / "consolidated.safetensors").write_bytes(b"the same weights in another layout")
+    (repository / WEIGHTS).unlink()
+    write_shards(repository, [{n: tensors[n] for n in names[:5]}, {n: tensors[n] for n in names[5:]}])
+    (repository / "consolidated.safetensors").write_bytes(b"the same weights in another layout")
     plan_conversion("org/tiny", options=QUICK)
     assert "consolidated.safetensors" not in hub.fetched()
     shard = registry.cached(HubId("org/tiny"))
@@ -199,9 +184,9 @@ def test_an_endpoint_that_is_no_address(endpoint: str, tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_templates_in_a_directory_of_their_own_are_fetched(hub: Hub, checkpoint: Path) -> None:
-    (checkpoint / "additional_chat_templates").mkdir()
-    (checkpoint / "additional_chat_templates" / "tools.jinja").write_text("a template")
+def test_templates_in_a_directory_of_their_own_are_fetched(hub: Hub, repository: Path) -> None:
+    (repository / "additional_chat_templates").mkdir()
+    (repository / "additional_chat_templates" / "tools.jinja").write_text("a template")
     planned = plan_conversion("org/tiny", options=QUICK)
     assert planned.plan.metadata["tokenizer.chat_template.tools"] == "a template"
 
@@ -213,25 +198,25 @@ def test_an_unreachable_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cannot be reached" in _refused(NotFoundError)
 
 
-def test_pickles_are_refused_before_anything_is_fetched(hub: Hub, checkpoint: Path) -> None:
-    (checkpoint / WEIGHTS).unlink()
+def test_pickles_are_refused_before_anything_is_fetched(hub: Hub, repository: Path) -> None:
+    (repository / WEIGHTS).unlink()
     assert "pytorch_model.bin" in _refused(UnusableInputError)
     assert hub.fetched() == set()
 
 
-def test_repositories_that_are_no_checkpoint(hub: Hub, checkpoint: Path) -> None:
-    (checkpoint / "config.json").unlink()
+def test_repositories_that_are_no_checkpoint(hub: Hub, repository: Path) -> None:
+    (repository / "config.json").unlink()
     assert "config.json" in _refused(UnusableInputError)
-    (checkpoint / WEIGHTS).rename(checkpoint / "model.gguf")
-    (checkpoint / "pytorch_model.bin").unlink()
+    (repository / WEIGHTS).rename(repository / "model.gguf")
+    (repository / "pytorch_model.bin").unlink()
     assert "model.gguf" in _refused(UnusableInputError)
-    (checkpoint / "model.gguf").unlink()
+    (repository / "model.gguf").unlink()
     assert "no .safetensors" in _refused(UnusableInputError)
 
 
-def test_a_shard_that_the_repository_lacks(hub: Hub, checkpoint: Path) -> None:
-    write_shards(checkpoint, [random_tensors(llama_config())])
-    (checkpoint / "model-00001-of-00001.safetensors").unlink()
+def test_a_shard_that_the_repository_lacks(hub: Hub, repository: Path) -> None:
+    write_shards(repository, [random_tensors(llama_config())])
+    (repository / "model-00001-of-00001.safetensors").unlink()
     assert "model-00001-of-00001.safetensors" in _refused(UnusableInputError)
 
 
@@ -266,20 +251,20 @@ def breaking_off(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
     return hub
 
 
-def test_a_transfer_that_breaks_off_goes_on(breaking_off: Hub, checkpoint: Path) -> None:
+def test_a_transfer_that_breaks_off_goes_on(breaking_off: Hub, repository: Path) -> None:
     plan_conversion("org/tiny", options=QUICK)
     assert len(breaking_off.weights_sent) > 10
-    assert sum(breaking_off.weights_sent) < (checkpoint / WEIGHTS).stat().st_size + 10_000
+    assert sum(breaking_off.weights_sent) < (repository / WEIGHTS).stat().st_size + 10_000
 
 
-def test_an_interrupted_download_is_resumed_by_the_next_run(breaking_off: Hub, checkpoint: Path) -> None:
+def test_an_interrupted_download_is_resumed_by_the_next_run(breaking_off: Hub, repository: Path) -> None:
     breaking_off.down_after_cut = True
     assert "HTTP 503" in _refused(NotFoundError)
     assert registry.cached(HubId("org/tiny")) is None
     breaking_off.fail, breaking_off.cut_after = {}, None
     assert read_header(Path(convert("org/tiny", options=QUICK).output)).tensors
     first, second = filter(None, breaking_off.weights_sent)
-    assert (first, second) == (10_000, (checkpoint / WEIGHTS).stat().st_size - 10_000)
+    assert (first, second) == (10_000, (repository / WEIGHTS).stat().st_size - 10_000)
 
 
 def test_a_transfer_that_is_not_what_was_announced(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

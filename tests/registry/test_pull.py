@@ -6,13 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from ggufs import write_gguf
-from hub_server import COMMIT, Hub, serving
+from hub_server import COMMIT, Hub
 from huggingface_hub import constants
 
 from edgeinfer.api.files import resolve
@@ -31,21 +30,6 @@ def repository(tmp_path: Path) -> Path:
     (folder / "README.md").write_text("nothing that is needed")
     (folder / "mmproj-F16.gguf").write_bytes(b"no model")
     return folder
-
-
-@pytest.fixture
-def hub(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with serving(repository) as server:
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token"))
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.setenv("EDGEINFER_HOME", str(tmp_path / "home"))
-        monkeypatch.chdir(tmp_path)
-        yield server
 
 
 def _refused(kind: type[EdgeinferError], model: str = "org/tiny") -> str:

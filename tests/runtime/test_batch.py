@@ -7,13 +7,13 @@ import time
 import numpy as np
 import pytest
 
-from edgeinfer.errors import UsageError
+from edgeinfer.errors import UnusableInputError, UsageError
 from edgeinfer.options import SamplingParams
 from edgeinfer.runtime import batch as batch_module
 from edgeinfer.runtime.answer import Reply
 from edgeinfer.runtime.batch import Batch, ReadAhead
 from edgeinfer.runtime.engine import Engine
-from edgeinfer.runtime.fake import FakeBackend, FakeVocabulary, make_fake_sampler
+from edgeinfer.runtime.fake import FakeBackend, FakeSampler, FakeVocabulary, make_fake_sampler
 from edgeinfer.scheduling.policy import Limits
 
 PARAMS = SamplingParams(temperature=0.7, seed=7)
@@ -132,3 +132,26 @@ def test_what_reading_raises_is_raised():
 
     with pytest.raises(OSError, match="gone"):
         list(make(broken()))
+
+
+class Failing(FakeSampler):
+    """Of one seed it finds no token any more after a few."""
+
+    def sample(self, logits):
+        if self.seed == 13 and len(self._history) >= 12:
+            raise UnusableInputError("no token can be chosen")
+        return super().sample(logits)
+
+
+def test_a_row_for_which_no_token_can_be_chosen_has_its_error_and_the_rest_go_on():
+    engine = Engine(FakeBackend(n_ctx=500, max_sequences=6), Failing, limits=Limits(3))
+
+    def start(row):
+        tokens = np.frombuffer(row[0].encode(), np.uint8).astype(np.int32)
+        return Reply(engine, Ascii(), tokens, SamplingParams(temperature=0.7, seed=row[2]), max_tokens=row[1])
+
+    entries = list(Batch(engine, ReadAhead([("a", 30, 7), ("b", 30, 13), ("c", 5, 13), ("d", 30, 7)], 9), start))
+    assert [e.error.code if e.error else None for e in entries] == [None, "unusable_input", None, None]
+    assert [entries[i].text for i in (0, 3)] == [alone(("a", 30)), alone(("d", 30))]
+    assert len(entries[2].text) == 5
+    assert engine._residency._tree.n_referenced == 0

@@ -10,7 +10,7 @@ from checkpoints import byte_level_tokenizer
 
 from edgeinfer.errors import UnusableInputError, UsageError
 from edgeinfer.runtime.fake import BOS, N_VOCAB, FakeVocabulary
-from edgeinfer.runtime.vocabulary import OriginalVocabulary, load_original
+from edgeinfer.runtime.vocabulary import MAX_CHARS, OriginalVocabulary, load_original
 
 
 def _document(tokens_of: int = 2) -> str:
@@ -75,3 +75,8 @@ def test_tokens_beyond_the_vocabulary_never_reach_the_model() -> None:
 def test_half_a_surrogate_pair_is_no_text() -> None:
     with pytest.raises(UsageError):
         _vocabulary(byte_level_tokenizer()).tokenize("\ud800", add_special=False, parse_special=True)
+
+
+def test_a_text_that_would_fill_the_memory_is_refused() -> None:
+    with pytest.raises(UsageError, match=f"has {MAX_CHARS + 1} characters, .* takes {MAX_CHARS} at once"):
+        _vocabulary().tokenize("a" * (MAX_CHARS + 1), add_special=False, parse_special=True)

@@ -143,7 +143,32 @@ def test_a_step_that_was_quick_by_chance_does_not_let_a_whole_prompt_in():
 
 def test_even_an_impossible_target_lets_prompts_go_on():
     assert prefill_budget(Limits(8, latency_target_ms=1), pace(), 4) == 4
-    assert prefill_budget(Limits(8), Pace(), 4) == 4
+
+
+def test_what_answers_alone_take_is_measured_before_a_prompt_is_let_in_beside_them():
+    """Otherwise prompts that keep coming would go on in the smallest pieces: no step would be without one."""
+    pace = Pace()
+    pace.observe_step(0, 512, 0.5)
+    assert prefill_budget(Limits(8), pace, 4) == 0
+    pace.observe_step(4, 0, 0.02)
+    assert prefill_budget(Limits(8), pace, 4) > 4
+
+
+def test_steps_that_something_delayed_are_outvoted():
+    steady, disturbed = pace(), pace()
+    for number in range(20):
+        for measured, factor in ((steady, 1), (disturbed, 5 if number % 4 == 0 else 1)):
+            measured.observe_step(4, 0, factor * 20e-3)
+            measured.observe_step(4, 20, 20e-3 + factor * 25e-3)
+    assert prefill_budget(Limits(8), disturbed, 4) == prefill_budget(Limits(8), steady, 4)
+
+
+def test_the_next_piece_is_smaller_the_deeper_it_begins_and_not_larger_where_a_new_prompt_begins():
+    measured = pace()
+    for _ in range(5):
+        measured.observe_step(4, 40, 20e-3 + 50e-3, 512)
+    budgets = [prefill_budget(Limits(8, latency_target_ms=100), measured, 4, depth=depth) for depth in (0, 512, 1536)]
+    assert budgets == [64, 64, 32]
 
 
 def test_swapping_is_tried_and_then_weighed_against_computing():

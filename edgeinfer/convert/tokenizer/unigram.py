@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from edgeinfer.charsmap import is_sound_charsmap
 from edgeinfer.convert.tokenizer.vocabulary import TokenType, token_table
 from edgeinfer.errors import UnusableInputError
-from edgeinfer.gguf_file.charsmap import is_sound_charsmap
 
 _HOLE_SCORE = -10000.0
 

@@ -7,7 +7,7 @@ import struct
 import pytest
 from tokenizer_files import charsmap
 
-from edgeinfer.gguf_file.charsmap import is_sound_charsmap
+from edgeinfer.charsmap import is_sound_charsmap
 
 
 def test_a_sound_one() -> None:
