@@ -6,7 +6,7 @@ logits are 2-D `float32` of shape `(rows that asked, n_vocab)`. Position ranges 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Hashable, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, Protocol
@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeinfer.constraint import Constraint as Constraint
 from edgeinfer.options import SamplingParams
 
 Tokens = NDArray[np.int32]
@@ -167,48 +168,6 @@ class Sampler(Protocol):
 
     def accept(self, token: int) -> None:
         """Add a token of the text (prompt or answer) to the history that the penalties see."""
-        ...
-
-
-class Constraint(Protocol):
-    """What an answer must look like, and how far it has got."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the answer is what it must be and nothing more may follow."""
-        ...
-
-    def allows(self, token: int) -> bool:
-        """Whether the token may come next; an end token where the answer may end."""
-        ...
-
-    def allowed(self) -> NDArray[np.bool_]:
-        """All tokens that may come next, shape `(n_vocab,)`; costs far more than `allows`."""
-        ...
-
-    def accept(self, token: int) -> None:
-        """The answer goes on with a token that is allowed."""
-        ...
-
-    def copy(self) -> Constraint:
-        """One that stands where this one does, and goes on by itself."""
-        ...
-
-    @property
-    def place(self) -> Hashable:
-        """Where it stands in what the answer must look like, whatever is repeated there how often."""
-        ...
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether what comes next begins with one of few bytes."""
-        ...
-
-    def forced(self) -> tuple[int, ...]:
-        """The tokens of the text that must come next, cut as a tokenizer would; none where there is a choice.
-
-        The model may cut it in other ways, and may write the last one together with what follows.
-        """
         ...
 
 
