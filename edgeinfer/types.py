@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeinfer.constraint import Constraint as Constraint
 from edgeinfer.options import SamplingParams
 
 Tokens = NDArray[np.int32]
@@ -167,27 +168,6 @@ class Sampler(Protocol):
 
     def accept(self, token: int) -> None:
         """Add a token of the text (prompt or answer) to the history that the penalties see."""
-        ...
-
-
-class Constraint(Protocol):
-    """What an answer must look like, and how far it has got."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the answer is what it must be and nothing more may follow."""
-        ...
-
-    def allows(self, token: int) -> bool:
-        """Whether the token may come next; an end token where the answer may end."""
-        ...
-
-    def allowed(self) -> NDArray[np.bool_]:
-        """All tokens that may come next, shape `(n_vocab,)`; costs far more than `allows`."""
-        ...
-
-    def accept(self, token: int) -> None:
-        """The answer goes on with a token that is allowed."""
         ...
 
 

@@ -16,7 +16,18 @@ MAX_LINES = 400  # a comfortable read is 300
 
 # From the bottom up. Imports go down; within a layer only the first one's members know each other.
 LAYERS: list[set[str]] = [
-    {"types", "errors", "options", "ggml_types", "home", "file_lock", "atomic_file", "tokenizer_json", "charsmap"},
+    {
+        "types",
+        "constraint",
+        "errors",
+        "options",
+        "ggml_types",
+        "home",
+        "file_lock",
+        "atomic_file",
+        "tokenizer_json",
+        "charsmap",
+    },
     {"scheduling", "speculation", "cache", "native", "gguf_file", "registry", "grammar"},
     {"runtime", "convert"},
     {"api"},

@@ -23,6 +23,7 @@ from edgeinfer.runtime.drafting import Drafting
 from edgeinfer.speculation.cost import CostCurve
 from edgeinfer.speculation.draft import Source
 from edgeinfer.speculation.edit import Edit
+from edgeinfer.speculation.grammar import Structure
 from edgeinfer.speculation.lookup import Lookup
 from edgeinfer.speculation.memory import Memory
 from edgeinfer.types import Capabilities
@@ -40,7 +41,7 @@ def open_drafting(
     memory: Memory | None = None,
 ) -> Drafting:
     """The drafts that the options ask for, a draft model's and earlier answers' too; `curve` is what passes cost."""
-    sources: list[Source] = [] if options.draft == "off" else [Lookup(), Edit()]
+    sources: list[Source] = [] if options.draft == "off" else [Structure(), Lookup(), Edit()]
     if sources:
         sources += [source for source in (memory, model) if source is not None]
     return Drafting(sources, backend.n_vocab, time.perf_counter, curve=curve, most_tokens=options.draft_max)

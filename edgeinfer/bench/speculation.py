@@ -117,12 +117,17 @@ def _measure(model: Model, plain: Engine, workload: Workload, suite: Suite, opti
     tokens = model.tokens(workload.prompt)
     params = SamplingParams(temperature=workload.temperature, seed=1)
     request = Request(0, tokens, params, limit, end_tokens=model.vocabulary.end_tokens)
-    _answers(plain, model.engine, replace(request, max_tokens=2))  # from here on the prompt is computed
+
+    def pair(request: Request) -> tuple[Answered, Answered]:
+        held = [replace(request, constraint=model.constraint(workload.json_schema)) for _ in range(2)]
+        return _answers(plain, model.engine, *held)
+
+    pair(replace(request, max_tokens=2))  # from here on the prompt is computed
     pairs = []
     source = model.drafter.source if model.drafter else None
     for _ in range(suite.repetitions):
         model.engine.drafting = open_drafting(options, model.backend, curve, source)
-        pairs.append(_answers(plain, model.engine, request))
+        pairs.append(pair(request))
     return _figures(workload, options.draft, pairs, curve) | {"n_prompt": len(tokens)}
 
 
@@ -151,9 +156,9 @@ class _Writer:
         return Answered(tokens, (len(tokens) - 1) / self._seconds if self._seconds else 0.0, self._steps)
 
 
-def _answers(plain: Engine, drafting: Engine, request: Request) -> tuple[Answered, Answered]:
-    """The same request to both, in turns."""
-    writers = _Writer(plain, request), _Writer(drafting, request)
+def _answers(plain: Engine, drafting: Engine, one: Request, other: Request) -> tuple[Answered, Answered]:
+    """The same request to both, in turns; what it is held to goes along with one answer, so it is given twice."""
+    writers = _Writer(plain, one), _Writer(drafting, other)
     while working := [writer for writer in writers if writer.engine.has_work]:
         min(working, key=lambda writer: writer.generation.n_answered).step()
     return writers[0].answered, writers[1].answered

@@ -13,6 +13,8 @@ class Workload:
     prompt: str
     max_tokens: int
     temperature: float = 0.0
+    json_schema: str | None = None
+    """What the answer is held to."""
 
 
 _CODE = '''\
@@ -55,6 +57,17 @@ and most of the warming happened in the last forty years. The group wants to pub
 museum has asked for the ledgers to be returned to their glass case by then, because the summer visitors ask for \
 them."""
 
+_TEN_BOOKS = "Write a JSON array of ten books. Each has the keys title, author, year, genre and pages. Only the JSON."
+_BOOKS = """\
+{"type": "array", "minItems": 10, "maxItems": 10, "items": {
+  "type": "object",
+  "properties": {
+    "title": {"type": "string"}, "author": {"type": "string"}, "year": {"type": "integer"},
+    "genre": {"type": "string"}, "pages": {"type": "integer"}
+  },
+  "required": ["title", "author", "year", "genre", "pages"]
+}}"""
+
 WORKLOADS = (
     Workload("chat", "What is the difference between a virus and a bacterium? Explain it to a child.", 200),
     Workload(
@@ -74,11 +87,8 @@ WORKLOADS = (
         "Answer from the text above.",
         160,
     ),
-    Workload(
-        "JSON",
-        "Write a JSON array of ten books. Each has the keys title, author, year, genre and pages. Only the JSON.",
-        400,
-    ),
+    Workload("JSON", _TEN_BOOKS, 400),
+    Workload("json-schema", _TEN_BOOKS, 600, json_schema=_BOOKS),
     Workload(
         "translation",
         f"Translate this text into French.\n\n{_ARTICLE[: _ARTICLE.index('The ledgers survived')]}",

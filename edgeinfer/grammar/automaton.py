@@ -7,6 +7,7 @@ and equal positions are the same object, so what was computed once for a positio
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -23,6 +24,7 @@ MAX_CELLS = 1 << 22
 """Of the table; then it is begun anew."""
 MAX_ITEMS = 10_000
 """States at one position, and all that lead to them."""
+MAX_FORCED_NBYTES = 256
 MAX_WORK = 200_000
 """Steps between two calls of `rest`: an ambiguous grammar can be at very many states at once."""
 _OUT = -1  # where the frame of the whole text returns to
@@ -52,6 +54,10 @@ class Position:
     """Of the table that `row` is in."""
     mask: NDArray[np.uint8] | None = None
     """Which tokens may follow, a bit each; kept here by `Constraint`."""
+    place: Hashable = None
+    forced: bytes | None = None
+    choices: frozenset[int] | None = None
+    """What the automaton's methods of these names have found."""
 
     @property
     def must_end(self) -> bool:
@@ -83,7 +89,8 @@ class Automaton:
         self._moves: dict[int, dict[int, list[int]]] = {}
         self._counted = {counter.rule for counter in network.counters.values()}
         self._work = 0
-        self._age = 0
+        self.age = 0
+        """How often the table was begun anew: rows of another age mean nothing."""
         self._forget()
         bottom = Frame(frozenset({(_OUT, None)}))
         self.start = self._closed([(network.starts[network.root], bottom)])
@@ -95,13 +102,50 @@ class Automaton:
 
     def row(self, position: Position) -> int:
         """Where a position is in the table; positions outlive the table."""
-        if position.age != self._age:
-            position.row, position.age, position.mask = self._interned(position).row, self._age, None
+        if position.age != self.age:
+            position.row, position.age, position.mask = self._interned(position).row, self.age, None
         return position.row
 
     def position(self, row: int) -> Position:
         """The position of a row."""
         return self._positions[row]
+
+    def place(self, row: int) -> Hashable:
+        """A position without what was counted on the way, and without what follows the rule after next.
+
+        So it is the same one in every record of a list, but not in two properties of a record.
+        """
+        position, n_states = self._positions[row], self._network.n_states
+        if position.place is None:
+            position.place = frozenset(
+                (state, frozenset(back % n_states for back, _ in frame.returns)) for state, frame in position.items
+            )
+        return position.place
+
+    def forced(self, row: int) -> bytes:
+        """What must follow, at most `MAX_FORCED_NBYTES` of it: empty where there is a choice, or an end."""
+        position = self._positions[row]
+        if position.forced is None:
+            found, at = bytearray(), position
+            while len(found) < MAX_FORCED_NBYTES and not at.can_end and len(choices := self._choices(at)) == 1:
+                (byte,) = choices
+                found.append(byte)
+                at = self._positions[self.step(at.row, int(self.classes[byte]))]
+            position.forced = bytes(found)
+        return position.forced
+
+    def n_choices(self, row: int) -> int:
+        """How many bytes can be next."""
+        return len(self._choices(self._positions[row]))
+
+    def _choices(self, position: Position) -> frozenset[int]:
+        """The bytes that can be next."""
+        if position.choices is None:
+            moves = (move for state, _ in position.items for move in self._network.moves[state])
+            position.choices = frozenset(
+                byte for first, last, after in moves if self._network.live[after] for byte in range(first, last + 1)
+            )
+        return position.choices
 
     def rest(self) -> None:
         """Between two tokens: what is done for the next one is counted anew, and a table that is too large goes."""
@@ -115,12 +159,12 @@ class Automaton:
             position.mask = None
 
     def _forget(self) -> None:
-        self._age += 1
+        self.age += 1
         self.table: NDArray[np.int32] = np.full((64, self.n_classes), UNKNOWN, np.int32)
         self._by_items: dict[tuple[Items, bool], Position] = {}
         self._frames: dict[frozenset[tuple[int, Frame | None]], Frame] = {}
         self._positions: list[Position] = []
-        self._interned(Position(frozenset(), False, DEAD, self._age))
+        self._interned(Position(frozenset(), False, DEAD, self.age))
         self.table[DEAD] = DEAD
 
     def _computed_step(self, row: int, byte_class: int) -> int:
@@ -155,7 +199,7 @@ class Automaton:
                 self._follow(item, closure, todo)
         resolved: dict[int, Frame] = {}
         items = frozenset((state, self._frame(closure, frame, resolved)) for state, frame in closure.reading)
-        return self._interned(Position(items, closure.can_end, UNKNOWN, self._age))
+        return self._interned(Position(items, closure.can_end, UNKNOWN, self.age))
 
     def _follow(self, item: tuple[int, Frame | int], closure: _Closure, todo: list[tuple[int, Frame | int]]) -> None:
         """Add what one item leads to without a byte. A code is a state plus, for counters, its count times n_states."""
@@ -248,7 +292,7 @@ class Automaton:
         known = self._by_items.get(key)
         if known is None:
             known = self._by_items[key] = position
-            position.row, position.age = len(self._positions), self._age
+            position.row, position.age = len(self._positions), self.age
             self._positions.append(position)
             if position.row >= len(self.table):
                 larger = np.full((2 * len(self.table), self.n_classes), UNKNOWN, np.int32)

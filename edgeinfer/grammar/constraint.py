@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 
@@ -9,13 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.errors import UsageError
-from edgeinfer.grammar.automaton import DEAD, UNKNOWN, Automaton
+from edgeinfer.grammar.automaton import DEAD, UNKNOWN, Automaton, Position
 from edgeinfer.grammar.network import Network
 from edgeinfer.grammar.nodes import Grammar
 from edgeinfer.grammar.pieces import PieceTree
 from edgeinfer.types import Vocabulary
 
 _MAX_MASKS_NBYTES = 1 << 25
+_NARROW = 6
+"""Bytes."""
+_MAX_AFTER = 1 << 16
+_MAX_CUT = 4096
+"""Forced texts whose tokens are kept."""
 
 
 class Lexicon:
@@ -31,6 +37,19 @@ class Lexicon:
             pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
             self._tree = pool.submit(self._read)
             pool.shutdown(wait=False)
+
+    def cut(self, before: bytes, data: bytes) -> tuple[int, ...]:
+        """The tokens of a text that stands behind another; none where the tokenizer writes across the border."""
+        for context in (before, b""):  # alone, a vocabulary may put a blank in front of it
+            text = (context + data).decode("utf-8", "ignore")
+            tokens = self.vocabulary.tokenize(text, add_special=False, parse_special=False).tolist()
+            length, start = 0, len(tokens)
+            while start and length < len(data):
+                start -= 1
+                length += len(self.vocabulary.piece(tokens[start]))
+            if b"".join(map(self.vocabulary.piece, tokens[start:])) == data:
+                return tuple(tokens[start:])
+        return ()
 
     def close(self) -> None:
         """The vocabulary goes away: wait until nobody reads it."""
@@ -64,10 +83,23 @@ class TokenGrammar:
         self.automaton = Automaton(Network(grammar))
         self.lexicon = lexicon
         self._masks_nbytes = 0
+        self._after: dict[tuple[int, int], int] = {}
+        self._after_age = 0
+        self._cut: dict[tuple[int | None, bytes], tuple[int, ...]] = {}
+        """The tokens of forced texts, by the token before them."""
 
     def constraint(self) -> GrammarConstraint:
         """For a new answer."""
         return GrammarConstraint(self)
+
+    def after_token(self, row: int, token: int) -> int:
+        """The position after a token; known at once where it was asked before, by a draft or a check of it."""
+        if self._after_age != self.automaton.age or len(self._after) >= _MAX_AFTER:
+            self._after, self._after_age = {}, self.automaton.age
+        found = self._after.get((row, token))
+        if found is None:
+            found = self._after[row, token] = self.after(row, self.lexicon.vocabulary.piece(token))
+        return found
 
     def after(self, row: int, piece: bytes) -> int:
         """The position after the bytes of a token."""
@@ -77,6 +109,17 @@ class TokenGrammar:
             if row == DEAD:
                 return DEAD
         return row
+
+    def forced(self, row: int, last: int | None) -> tuple[int, ...]:
+        """The tokens of what must follow a position, as they are cut after the token `last`."""
+        key = (last, self.automaton.forced(row))
+        found = self._cut.get(key) if key[1] else ()
+        if found is None:
+            if len(self._cut) >= _MAX_CUT:
+                self._cut.clear()
+            before = b"" if last is None else self.lexicon.vocabulary.piece(last)
+            found = self._cut[key] = self.lexicon.cut(before, key[1])
+        return found
 
     def mask(self, row: int) -> NDArray[np.bool_]:
         """Which tokens may stand at a position, end tokens too; shape `(n_tokens,)`."""
@@ -128,9 +171,29 @@ class TokenGrammar:
 class GrammarConstraint:
     """`types.Constraint`: where one answer stands in its grammar."""
 
-    def __init__(self, grammar: TokenGrammar) -> None:
+    def __init__(self, grammar: TokenGrammar, position: Position | None = None, last: int | None = None) -> None:
         self._grammar = grammar
-        self._position = grammar.automaton.start
+        self._position = position or grammar.automaton.start
+        self._last = last
+        """The last token, None at the beginning."""
+
+    def copy(self) -> GrammarConstraint:
+        """Another one at the same place."""
+        return GrammarConstraint(self._grammar, self._position, self._last)
+
+    @property
+    def place(self) -> Hashable:
+        """The states and where they return to; see `Automaton.place`."""
+        return self._grammar.automaton.place(self._row)
+
+    @property
+    def is_narrow(self) -> bool:
+        """A blank, a quotation mark, one of a few words: not what a string or a number goes on with."""
+        return self._grammar.automaton.n_choices(self._row) <= _NARROW
+
+    def forced(self) -> tuple[int, ...]:
+        """What must come next, as the vocabulary's own tokenizer cuts it after the last token."""
+        return self._grammar.forced(self._row, self._last)
 
     @property
     def is_complete(self) -> bool:
@@ -143,8 +206,7 @@ class GrammarConstraint:
         vocabulary = self._grammar.lexicon.vocabulary
         if token in vocabulary.end_tokens:
             return self._position.can_end
-        piece = vocabulary.piece(token)
-        return bool(piece) and self._grammar.after(self._row, piece) != DEAD
+        return bool(vocabulary.piece(token)) and self._grammar.after_token(self._row, token) != DEAD
 
     def allowed(self) -> NDArray[np.bool_]:
         """All tokens that may come next, shape `(n_tokens,)`."""
@@ -156,10 +218,10 @@ class GrammarConstraint:
         vocabulary = self._grammar.lexicon.vocabulary
         if token in vocabulary.end_tokens and self._position.can_end:
             return
-        row = self._grammar.after(self._row, vocabulary.piece(token))
+        row = self._grammar.after_token(self._row, token)
         if row == DEAD:
             raise UsageError(f"token {token} does not match {self._grammar.subject}", "give only tokens that it allows")
-        self._position = self._grammar.automaton.position(row)
+        self._position, self._last = self._grammar.automaton.position(row), token
 
     @property
     def _row(self) -> int:
