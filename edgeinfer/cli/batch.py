@@ -6,7 +6,6 @@ import contextlib
 import os
 import stat
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +15,14 @@ import typer
 
 from edgeinfer.cli import console, progress
 from edgeinfer.cli.ending import leave
-from edgeinfer.cli.interrupt import ending_at_once, on_interrupt
+from edgeinfer.cli.interrupt import ending_at_once, interrupted_by
 from edgeinfer.cli.option_groups import with_groups
 from edgeinfer.cli.runtime_options import DEFAULTS, MODEL_HELP, Verbose, answering, tell_plan
-from edgeinfer.errors import InterruptedByUser, UsageError
+from edgeinfer.cli.stopping import stopping
+from edgeinfer.errors import UnusableInputError, UsageError
 from edgeinfer.options import RuntimeOptions
 
 _STANDARD_STREAM = "-"
-_WRITE_WAIT_S = 0.5
-"""How long a signal waits for a row that is being written."""
 
 
 @with_groups(options=answering)
@@ -69,9 +67,9 @@ def command(
 
         file = _input(rows)
         _check_apart(file, output)
-        write, skip, n_skipped = _output(output, stack, resume=resume)
-        if n_skipped:
-            console.note(f"{output}: {progress.rows(n_skipped)} there already")
+        write, skip, n_earlier, n_earlier_failed = _output(output, stack, resume=resume)
+        if n_earlier:
+            console.note(f"{output}: {progress.rows(n_earlier)} there already")
         with ending_at_once():
             loaded = load_for_batch(model, run_options, parallel=parallel, verbose=verbose)
         tell_plan(loaded, verbose=verbose)
@@ -87,26 +85,21 @@ def command(
                 console.leave_without_reader()
 
         work.on_step = on_step
-        written = threading.Event()
-        written.set()
-
-        def stop(number: int) -> None:
-            work.stop()
-            if not written.wait(_WRITE_WAIT_S):  # a pipe that is full, and a write to it knows no Ctrl-C
-                error = InterruptedByUser("interrupted, and nobody reads the output")
-                console.fail_at_once(error, as_json=False, code=128 + number)
-
-        with on_interrupt(stop):
+        with stopping(work.stop) as stop:
             for entry in work:
-                written.clear()
-                write(document(entry))
-                written.set()
+                with stop.writing():
+                    write(document(entry))
                 meter.count(entry.row.end_nbytes, failed=entry.error is not None)
         meter.end()
-        if work.stopped:
-            hint = "--resume goes on" if output != _STANDARD_STREAM else ""
-            console.note("error: interrupted" + (f" ({hint})" if hint else ""))
-    leave(loaded, InterruptedByUser.exit_code if work.stopped else 0, verbose=verbose)
+        code = 0
+        if stop.signal:
+            hint = " (--resume goes on)" if output != _STANDARD_STREAM else ""
+            console.note(f"error: {interrupted_by(stop.signal)}{hint}")
+            code = 128 + stop.signal
+        elif 0 < n_earlier + meter.n_rows == n_earlier_failed + meter.n_failed:
+            console.note("error: every row failed (each row of the output says why)")
+            code = UnusableInputError.exit_code
+    leave(loaded, code, verbose=verbose)
 
 
 def _input(rows: str) -> BinaryIO:
@@ -128,11 +121,11 @@ def _check_apart(file: BinaryIO, output: str) -> None:
 
 def _output(
     output: str, stack: contextlib.ExitStack, *, resume: bool
-) -> tuple[Callable[[Any], None], Callable[[Any], bool], int]:
-    """How to write a row, which ids to leave out, and how many there are of those."""
+) -> tuple[Callable[[Any], None], Callable[[Any], bool], int, int]:
+    """How to write a row, which ids to leave out, how many rows are there already, and how many of those failed."""
     if output == _STANDARD_STREAM:
-        return console.result_json, lambda row_id: False, 0
+        return console.result_json, lambda row_id: False, 0, 0
     from edgeinfer.api.jsonl import Output
 
     file = stack.enter_context(Output(Path(output), resume=resume))
-    return file.write, file.take, file.n_rows
+    return file.write, file.take, file.n_rows, file.n_failed

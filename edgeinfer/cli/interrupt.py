@@ -52,17 +52,17 @@ def _ask_again(lost: Any) -> None:
 
 
 @contextmanager
-def on_interrupt(stop: Callable[[int], None]) -> Iterator[list[int]]:
+def on_interrupt(stop: Callable[[int], None], *, terminates: bool = True) -> Iterator[list[int]]:
     """Within the block, Ctrl-C and a termination call `stop` with the signal's number, from another thread, at once.
 
-    Ctrl-C raises nothing then; a termination still does, as soon as Python is back in the main thread. The
-    interpreter's C handler writes the signal's number to a pipe without waiting for the main thread; a thread that
-    sleeps on the pipe does the rest. Gives the list of the signals' numbers, which grows.
+    Ctrl-C raises nothing then; a termination still does where it `terminates`, as soon as Python is back in the main
+    thread. The interpreter's C handler writes the signal's number to a pipe without waiting for the main thread; a
+    thread that sleeps on the pipe does the rest. Gives the list of the signals' numbers, which grows.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     received: list[int] = []
-    ending = {getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")}
+    ending = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
 
     def watch() -> None:
         while number := os.read(reader, 1):
@@ -71,17 +71,20 @@ def on_interrupt(stop: Callable[[int], None]) -> Iterator[list[int]]:
                 stop(number[0])
 
     watcher = threading.Thread(target=watch, name="edgeinfer-interrupt", daemon=True)
-    previous = signal.getsignal(signal.SIGINT)
-    if previous != signal.SIG_IGN:  # a shell's background job is not meant
+    quiet = {signal.SIGINT} if terminates else ending
+    # A shell's background job is not meant, nor one of nohup.
+    previous = {s: handler for s in quiet if (handler := signal.getsignal(s)) not in (signal.SIG_IGN, None)}
+    for number in previous:
         # A handler of ours is needed, though an empty one: without it the signal's default action would come first.
-        signal.signal(signal.SIGINT, lambda *_: None)
+        signal.signal(number, lambda *_: None)
     previous_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     watcher.start()
     try:
         yield received
     finally:
         signal.set_wakeup_fd(previous_fd)
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
         os.close(writer)
         watcher.join()
         os.close(reader)
