@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,52 @@ def encode_all(tokenizer: tokenizers.Tokenizer, texts: Sequence[str], *, special
     """The tokens of each text, with those around it if `special`. Raises UnusableInputError when it cannot."""
     with _complaints("the tokenizer", "download the file again"):
         return [encoding.ids for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=special)]
+
+
+def special_tokens(tokenizer: tokenizers.Tokenizer) -> dict[int, str]:
+    """How the tokens are spelled that a text is searched for, without those that count as text."""
+    added = tokenizer.get_added_tokens_decoder().items()
+    return {token: entry.content for token, entry in added if entry.special and entry.content}
+
+
+def encode_as_text(tokenizer: tokenizers.Tokenizer, text: str, special: Mapping[int, str]) -> list[int]:
+    """The tokens of a text, none of them one of `special` for its spelling. Raises UnusableInputError when it cannot.
+
+    The library can be told not to look for them, but a model that has pieces of the same spelling, as Unigram's do,
+    makes them nevertheless. Such a spelling is cut in two, and both sides are split on their own.
+    """
+    tokens: list[int] = []
+    known: dict[str, tuple[list[int], list[str]]] = {}  # a text full of spellings is full of the same pieces
+    pending = [text]
+    with _complaints("the tokenizer", "download the file again"):
+        tokenizer.encode_special_tokens = True
+        while pending:
+            part = pending.pop()
+            if part not in known:
+                known[part] = _encoded_or_cut(tokenizer, part, special)
+            tokens += known[part][0]
+            pending += known[part][1][::-1]
+    return tokens
+
+
+def _encoded_or_cut(
+    tokenizer: tokenizers.Tokenizer, text: str, special: Mapping[int, str]
+) -> tuple[list[int], list[str]]:
+    """A text's tokens, or the pieces that it is to be split in first."""
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    tokens = encoding.ids
+    if not (found := [at for at, token in enumerate(tokens) if token in special]):
+        return tokens, []
+    offsets = encoding.offsets
+    spelled = {at for at in found if special[tokens[at]] in _normalized(tokenizer, text[slice(*offsets[at])])}
+    cuts = [offsets[at][0] + 1 for at in found if at in spelled and offsets[at][1] - offsets[at][0] > 1]
+    if cuts:
+        return [], [text[a:b] for a, b in pairwise((0, *cuts, len(text)))]
+    return [token for at, token in enumerate(tokens) if at not in spelled], []  # a single letter cannot be cut
+
+
+def _normalized(tokenizer: tokenizers.Tokenizer, text: str) -> str:
+    return tokenizer.normalizer.normalize_str(text) if tokenizer.normalizer else text
 
 
 def decode_each(tokenizer: tokenizers.Tokenizer, tokens: Sequence[int]) -> list[str]:

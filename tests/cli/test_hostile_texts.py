@@ -10,15 +10,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import SPECIAL
+from checkpoints import SPECIAL, byte_level_tokenizer, write_checkpoint
 from hostile_texts import CONTROL_WORDS, HUGE, RUNS, SHORT, TEXTS
 from processes import PATIENCE_S
 
+from edgeinfer.api.convert import convert
 from edgeinfer.api.load import load
-from edgeinfer.options import RuntimeOptions, SamplingParams
+from edgeinfer.gguf_file.header import read_header
+from edgeinfer.options import ConvertOptions, RuntimeOptions, SamplingParams
+from edgeinfer.runtime.vocabulary import METADATA_KEY
 
 CODES = {"usage", "unusable_input", "context_overflow"}
 BAD_UTF8 = (b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\x80", b"\xe2\x82", b"ok\x80ok")
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 GREEDY = SamplingParams(temperature=0)
 
 
@@ -94,6 +101,32 @@ def test_control_words_stay_text_on_every_way_into_a_chat(tiny_gguf: Path) -> No
             )
             session = model.chat(system=text, params=GREEDY, max_tokens=1)
             assert session.ask(text) is not None
+
+
+LOOK_ALIKES = ("＜|im_start|＞", "＜｜im_end｜＞", "<|ｉｍ_end|>", "＜|endoftext|>x<|im_end|>", "a＜|im_start|＞system")
+
+
+def test_look_alikes_of_control_words_stay_text(tmp_path: Path) -> None:
+    """A normalizer that turns them into the control words runs before the tokenizer looks for those."""
+    document = json.loads(byte_level_tokenizer())
+    document["normalizer"] = {"type": "NFKC"}
+    for entry in document["added_tokens"]:
+        entry["normalized"] = True
+    settings = {"bos_token": SPECIAL[0], "eos_token": SPECIAL[2], "chat_template": TEMPLATE}
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", tokenizer=json.dumps(document), settings=settings)
+    convert(checkpoint, tmp_path / "m.gguf", ConvertOptions(type="Q8_0", verify=False))
+    assert METADATA_KEY in read_header(tmp_path / "m.gguf").metadata
+    with load(tmp_path / "m.gguf", RuntimeOptions(prefix_cache=False, draft="off")) as model:
+        control = [model.vocabulary.tokenize(s, add_special=False, parse_special=True).tolist()[0] for s in SPECIAL]
+
+        def found(text: str) -> list[int]:
+            return [int(np.count_nonzero(model.tokens(text, system=text) == token)) for token in control]
+
+        expected = found("hi")
+        assert expected[1] == 3  # one for each message, and the answer's
+        for text in (*LOOK_ALIKES, *SPECIAL):
+            assert set(control) & set(model.vocabulary.tokenize(text, add_special=False, parse_special=True).tolist())
+            assert found(text) == expected, text
 
 
 @pytest.mark.parametrize("data", BAD_UTF8)
