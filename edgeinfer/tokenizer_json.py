@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 
 MAX_GROWTH = 1000
 """How many times longer a text may become. XLM-RoBERTa's normalizer could write 33 bytes for a character."""
+
+_STDERR = 2
 
 
 def load_tokenizer_json(source: bytes | str, subject: str, remedy: str) -> tokenizers.Tokenizer:
@@ -52,6 +57,19 @@ def encode_all(tokenizer: tokenizers.Tokenizer, texts: Sequence[str], *, special
     """The tokens of each text, with those around it if `special`. Raises UnusableInputError when it cannot."""
     with _complaints("the tokenizer", "download the file again"):
         return [encoding.ids for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=special)]
+
+
+def normalized_chars(tokenizer: tokenizers.Tokenizer, text: str, most: int) -> int:
+    """How many characters a text has once it is normalized; counting ends when they are more than `most`."""
+    if tokenizer.normalizer is None or len(text) * MAX_GROWTH <= most:
+        return len(text)
+    n_chars, part = 0, max(1, most // MAX_GROWTH)
+    with _complaints("the tokenizer", "download the file again"):
+        for start in range(0, len(text), part):
+            n_chars += len(tokenizer.normalizer.normalize_str(text[start : start + part]))
+            if n_chars > most:
+                break
+    return n_chars
 
 
 def special_tokens(tokenizer: tokenizers.Tokenizer) -> dict[int, str]:
@@ -138,13 +156,42 @@ def _sections(section: Any) -> Iterator[dict[str, Any]]:
 @contextmanager
 def _complaints(subject: str, remedy: str) -> Iterator[None]:
     try:
-        yield
+        with _without_panics():
+            yield
     except Exception as error:  # the library raises plain Exception for anything it dislikes
         raise UnusableInputError(f"{subject}: not a usable tokenizer ({error})", remedy) from None
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # the library's own name for a bug of its
             raise
         raise UnusableInputError(f"{subject}: not a usable tokenizer ({error})", remedy) from None
+
+
+_redirecting = threading.Lock()
+
+
+@contextmanager
+def _without_panics() -> Iterator[None]:
+    """Within it the library's own words about its bugs go nowhere: Rust writes them to the standard error stream.
+
+    Nothing else can stop that (the hook for panics is out of Python's reach), and a regular expression of the file's
+    that takes too long is such a bug. What Python writes meanwhile, in whatever thread, still goes where it should.
+    """
+    with _redirecting, ExitStack() as stack:
+        ours = sys.stderr
+        with suppress(OSError, ValueError, AttributeError):  # closed, or no file at all
+            if ours.fileno() != _STDERR:
+                raise ValueError
+            stands_in = stack.enter_context(open(os.dup(_STDERR), "w", 1, ours.encoding, ours.errors))
+            stack.callback(setattr, sys, "stderr", ours)
+            sys.stderr = stands_in
+        with suppress(OSError):
+            there = os.dup(_STDERR)
+            stack.callback(os.close, there)
+            stack.callback(os.dup2, there, _STDERR)
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            stack.callback(os.close, nowhere)
+            os.dup2(nowhere, _STDERR)
+        yield
 
 
 def _state_growth(part: Any) -> float:

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgeinfer.errors import UnusableInputError, UsageError
-from edgeinfer.tokenizer_json import encode_all, encode_as_text, load_tokenizer_json, special_tokens
+from edgeinfer.tokenizer_json import (
+    encode_all,
+    encode_as_text,
+    load_tokenizer_json,
+    normalized_chars,
+    special_tokens,
+)
 from edgeinfer.types import Tokens, Vocabulary
 
 if TYPE_CHECKING:
@@ -94,6 +100,11 @@ class OriginalVocabulary:
             )
         original = self._get_original()
         with self._lock:
+            if normalized_chars(original, text, MAX_CHARS) > MAX_CHARS:
+                raise UsageError(
+                    f"the text becomes longer than the {MAX_CHARS} characters that this model's tokenizer takes",
+                    "give a part of it",
+                )
             tokens = np.array(self._encoded(original, text, parse_special), np.int64)
         if len(tokens) and int(tokens.max()) >= self.n_tokens:
             raise UnusableInputError(

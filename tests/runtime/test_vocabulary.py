@@ -99,6 +99,15 @@ def test_half_a_surrogate_pair_is_no_text() -> None:
         _vocabulary(byte_level_tokenizer()).tokenize("\ud800", add_special=False, parse_special=True)
 
 
+def test_a_text_that_a_normalizer_makes_too_long_is_refused() -> None:
+    document = json.loads(_document())
+    document["normalizer"] = {"type": "Replace", "pattern": {"String": "e"}, "content": "ee" * 450}
+    vocabulary = _vocabulary(json.dumps(document))
+    assert len(vocabulary.tokenize("a " * 50_000, add_special=False, parse_special=True)) == 50_000
+    with pytest.raises(UsageError, match=f"becomes longer than the {MAX_CHARS} characters"):
+        vocabulary.tokenize("e" * 50_000, add_special=False, parse_special=True)
+
+
 def test_a_text_that_would_fill_the_memory_is_refused() -> None:
     with pytest.raises(UsageError, match=f"has {MAX_CHARS + 1} characters, .* takes {MAX_CHARS} at once"):
         _vocabulary().tokenize("a" * (MAX_CHARS + 1), add_special=False, parse_special=True)
