@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -197,6 +198,18 @@ def test_waiting_for_input_it_ends_at_once(tiny_gguf, way):
             process.send_signal(getattr(signal, way))
         assert process.wait(PATIENCE_S) == {"reader": 141, "SIGINT": 130, "SIGTERM": 143}[way]
         assert b"Fatal" not in process.stderr.read()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGBUS"), reason="a mapped file cannot be cut here")
+def test_a_model_that_is_cut_short_while_it_is_used_is_one_line(tiny_gguf, tmp_path):
+    model = tmp_path / "m.gguf"
+    shutil.copyfile(tiny_gguf, model)
+    with waiting(model, "-", "--no-prefix-cache") as process:
+        os.truncate(model, 4096)
+        _, complaint = process.communicate(lines([{"prompt": "b", "max_tokens": 2}]).encode(), timeout=PATIENCE_S)
+        assert process.returncode == 4
+    (line,) = complaint.decode().splitlines()
+    assert line.startswith(f"error: {model}: became shorter while it was in use")
 
 
 def test_a_pipe_that_stays_open_does_not_hold_up_ctrl_c(tiny_gguf, tmp_path):
