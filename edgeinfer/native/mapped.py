@@ -18,7 +18,6 @@ from edgeinfer.native.library import c_runtime
 
 _mapped: list[str] = []
 _speaking = threading.Lock()
-_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
 
 
 def expect_loss(path: Path) -> None:
@@ -26,16 +25,17 @@ def expect_loss(path: Path) -> None:
     if last_words and hasattr(signal, "SIGBUS") and str(path) not in _mapped:
         if not _mapped:
             install: Any = c_runtime().signal  # Python's own would wait for the instruction to be over
-            install.argtypes, install.restype = (ctypes.c_int, _handler), ctypes.c_void_p
-            install(signal.SIGBUS, _on_loss)
+            install.argtypes, install.restype = (ctypes.c_int, _Handler), ctypes.c_void_p
+            install(signal.SIGBUS, _handler)
         _mapped.append(str(path))
 
 
-@_handler
 def _on_loss(number: int) -> None:
     if not _speaking.acquire(blocking=False):
         threading.Event().wait()  # several threads read the same; the first one speaks and ends them all
-    what = "became shorter while it was in use, or its disk fails"
-    last_words[-1](
-        UnusableInputError(f"{' or '.join(_mapped)}: {what}", "replace a model's file by renaming, never in place")
-    )
+    what = f"{' or '.join(_mapped)}: became shorter while it was in use, or its disk fails"
+    last_words[-1](UnusableInputError(what, "replace a model's file by renaming, never in place"))
+
+
+_Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
+_handler = _Handler(_on_loss)  # must outlive every use
