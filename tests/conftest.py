@@ -72,6 +72,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if {"smollm2_gguf", "smollm2_checkpoint", "minilm_checkpoint"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.model)
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(0))
     if "slow" not in config.option.markexpr:
         slow = [item for item in items if item.get_closest_marker("slow")]
         items[:] = [item for item in items if item not in slow]
