@@ -8,10 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 from processes import PATIENCE_S, cpu_s_to_the_end, default_signals, started
+
+from edgeinfer.cli import batch
 
 COMMAND = [sys.executable, "-m", "edgeinfer", "batch"]
 
@@ -251,6 +254,29 @@ def test_a_signal_ends_it_when_nobody_reads_its_pipe(tiny_gguf, tmp_path, name, 
             process.send_signal(getattr(signal, name))
             assert process.wait(PATIENCE_S) == {"SIGINT": 130, "SIGTERM": 143}[name]
     os.close(reader)
+
+
+def test_a_row_that_is_begun_after_the_signal_and_is_not_taken_is_noticed():
+    taken, asked = threading.Event(), threading.Event()
+    writer = batch._Writer(lambda row: taken.wait(PATIENCE_S))
+    found = []
+
+    def ask():
+        asked.set()
+        found.append(writer.is_stuck())
+
+    threads = [threading.Thread(target=target, daemon=True) for target in (ask, lambda: writer.write("row"))]
+    threads[0].start()
+    assert asked.wait(PATIENCE_S)
+    time.sleep(0.1)  # into its wait
+    threads[1].start()
+    threads[0].join(PATIENCE_S)
+    taken.set()
+    threads[1].join(PATIENCE_S)
+    assert found == [True]
+    with writer:
+        pass
+    assert not writer.is_stuck()
 
 
 def wait_until_it_waits_for_a_reader(process, pipe):
