@@ -12,7 +12,7 @@ import threading
 import time
 
 import pytest
-from processes import PATIENCE_S, cpu_s_to_the_end, default_signals, started
+from processes import PATIENCE_S, cpu_s_to_the_end, default_signals, started, watched
 
 from edgeinfer.cli import batch
 
@@ -114,12 +114,11 @@ def test_resuming_after_a_kill_adds_exactly_what_is_missing(smollm2_gguf, tmp_pa
     source.write_text(lines(rows))
     # Its input goes on after eight rows, so that it cannot be done before it is killed.
     command = [*COMMAND, str(smollm2_gguf), "-", "-o", str(target), "--parallel", "2"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    process.stdin.write(lines(rows[:8]).encode())
-    process.stdin.flush()
-    wait_for_lines(target, 3)
-    process.kill()
-    process.communicate()
+    with watched(subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)) as process:
+        process.stdin.write(lines(rows[:8]).encode())
+        process.stdin.flush()
+        wait_for_lines(target, 3)
+        process.kill()
     before = target.read_bytes()
     target.write_bytes(before + b'{"id": 11, "te')
     assert 3 <= before.count(b"\n") <= 8
@@ -184,12 +183,11 @@ def waiting(*arguments, **options):
     """A batch that has answered two rows and waits for more."""
     default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*COMMAND, *map(str, arguments)], **pipes, **default) as process:
+    with watched(subprocess.Popen([*COMMAND, *map(str, arguments)], **pipes, **default)) as process:
         process.stdin.write(lines([{"prompt": "a", "max_tokens": 2}] * 2).encode())
         process.stdin.flush()
         assert [json.loads(process.stdout.readline())["id"] for _ in range(2)] == [1, 2]
         yield process
-        process.kill()
 
 
 @pytest.mark.parametrize("way", ["reader", "SIGINT", "SIGTERM"])
@@ -221,7 +219,9 @@ def test_a_pipe_that_stays_open_does_not_hold_up_ctrl_c(tiny_gguf, tmp_path):
     default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     command = [*COMMAND, str(tiny_gguf), str(pipe)]
-    with subprocess.Popen(command, **pipes, **default) as process, pipe.open("wb", buffering=0) as writer:
+    there = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # to open it for writing waits for a reader
+    with watched(subprocess.Popen(command, **pipes, **default)) as process, pipe.open("wb", buffering=0) as writer:
+        os.close(there)
         writer.write(lines([{"prompt": "a", "max_tokens": 2}]).encode())
         assert process.stdout.readline()
         process.send_signal(signal.SIGINT)
@@ -232,7 +232,7 @@ def test_a_reader_that_leaves_is_noticed_in_the_middle_of_a_row(tiny_gguf):
     rows = [{"prompt": "a", "max_tokens": 1}, {"prompt": "b", "ignore_eos": True}]
     command = [*COMMAND, str(tiny_gguf), "-", "-c", "200000", "--no-prefix-cache"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, **pipes) as process:
+    with watched(subprocess.Popen(command, **pipes)) as process:
         process.stdin.write(lines(rows).encode())
         process.stdin.close()
         assert process.stdout.readline()
@@ -249,7 +249,7 @@ def test_a_signal_ends_it_when_nobody_reads_its_pipe(tiny_gguf, tmp_path, name, 
     command = [*COMMAND, str(tiny_gguf), str(source), "--no-prefix-cache", *(["-o", str(pipe)] if goes_to_file else [])]
     with pipe.open("wb") as writer:
         options = {"stdin": subprocess.DEVNULL, "stdout": writer, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen(command, preexec_fn=default_signals, **options) as process:
+        with watched(subprocess.Popen(command, preexec_fn=default_signals, **options)) as process:
             wait_until_it_waits_for_a_reader(process, pipe)
             process.send_signal(getattr(signal, name))
             assert process.wait(PATIENCE_S) == {"SIGINT": 130, "SIGTERM": 143}[name]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from checkpoints import SPECIAL, byte_level_tokenizer, write_checkpoint
 from hostile_texts import CONTROL_WORDS, HUGE, RUNS, SHORT, TEXTS
-from processes import PATIENCE_S
+from processes import PATIENCE_S, SLOW_PATIENCE_S
 
 from edgeinfer.api.convert import convert
 from edgeinfer.api.load import load
@@ -29,10 +29,12 @@ TEMPLATE = (
 GREEDY = SamplingParams(temperature=0)
 
 
-def edgeinfer(*arguments: object, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+def edgeinfer(
+    *arguments: object, stdin: bytes | None = None, timeout_s: float = PATIENCE_S
+) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "edgeinfer", *(a if isinstance(a, bytes) else str(a) for a in arguments)]
     source: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
-    return subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE_S, **source)
+    return subprocess.run(command, capture_output=True, check=False, timeout=timeout_s, **source)
 
 
 def assert_clean(done: subprocess.CompletedProcess[bytes], *codes: int) -> None:
@@ -58,10 +60,11 @@ def test_there_are_enough() -> None:
     assert sum(len(rows_of(text)) for text in TEXTS.values()) > 800
 
 
-def batch(model: Path, folder: Path, texts: dict[str, str]) -> list[dict[str, Any]]:
+def batch(model: Path, folder: Path, texts: dict[str, str], timeout_s: float = PATIENCE_S) -> list[dict[str, Any]]:
     rows = [row for text in texts.values() for row in rows_of(text)]
     (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = edgeinfer("batch", model, folder / "in.jsonl", "-o", folder / "out.jsonl", "--no-prefix-cache")
+    arguments = (model, folder / "in.jsonl", "-o", folder / "out.jsonl", "--no-prefix-cache")
+    done = edgeinfer("batch", *arguments, timeout_s=timeout_s)
     assert_clean(done, 0)
     answers = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
     assert len(answers) == len(rows)
@@ -75,7 +78,7 @@ def test_rows_of_short_texts(tiny_gguf: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_rows_of_all_texts(tiny_gguf: Path, tmp_path: Path) -> None:
-    answers = batch(tiny_gguf, tmp_path, TEXTS)
+    answers = batch(tiny_gguf, tmp_path, TEXTS, SLOW_PATIENCE_S)
     assert {a["error"]["code"] for a in answers if a["error"]} == {"context_overflow"}
     assert sum(a["error"] is None for a in answers) > 200
 
@@ -172,5 +175,5 @@ def test_run(tiny_gguf: Path, tmp_path: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HUGE)
 def test_ten_megabytes(tiny_gguf: Path, name: str) -> None:
-    assert_clean(edgeinfer("tokenize", tiny_gguf, "--count", stdin=HUGE[name].encode()), 0)
-    assert_clean(edgeinfer("run", tiny_gguf, "-n", 1, stdin=HUGE[name].encode()), 6)
+    assert_clean(edgeinfer("tokenize", tiny_gguf, "--count", stdin=HUGE[name].encode(), timeout_s=SLOW_PATIENCE_S), 0)
+    assert_clean(edgeinfer("run", tiny_gguf, "-n", 1, stdin=HUGE[name].encode(), timeout_s=SLOW_PATIENCE_S), 6)
