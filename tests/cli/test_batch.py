@@ -219,13 +219,14 @@ def test_a_pipe_that_stays_open_does_not_hold_up_ctrl_c(tiny_gguf, tmp_path):
     default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     command = [*COMMAND, str(tiny_gguf), str(pipe)]
-    there = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # to open it for writing waits for a reader
-    with watched(subprocess.Popen(command, **pipes, **default)) as process, pipe.open("wb", buffering=0) as writer:
-        os.close(there)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # to open it for writing would wait for one
+    with pipe.open("wb", buffering=0) as writer:
         writer.write(lines([{"prompt": "a", "max_tokens": 2}]).encode())
-        assert process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_S) == 130
+        with watched(subprocess.Popen(command, **pipes, **default)) as process:
+            assert process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE_S) == 130
+    os.close(reader)
 
 
 def test_a_reader_that_leaves_is_noticed_in_the_middle_of_a_row(tiny_gguf):
