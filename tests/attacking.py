@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from processes import PATIENCE_S
+from processes import SLOW_PATIENCE_S
 
 WORKER = Path(__file__).with_name("attack_worker.py")
 CLEAN_CODES = {0: "an answer", 3: "not found", 4: "unusable", 5: "not enough memory", 6: "does not fit", 7: "failed"}
@@ -72,7 +72,7 @@ class Attacker:
         job = {"folder": str(folder), "arguments": [str(argument) for argument in arguments]}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
-        watch = threading.Timer(PATIENCE_S, self._process.kill)
+        watch = threading.Timer(SLOW_PATIENCE_S, self._process.kill)
         watch.daemon = True
         watch.start()
         answer = self._process.stdout.readline()

@@ -6,7 +6,6 @@ import contextlib
 import os
 import stat
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,41 +22,6 @@ from edgeinfer.errors import InterruptedByUser, UsageError
 from edgeinfer.options import RuntimeOptions
 
 _STANDARD_STREAM = "-"
-_WRITE_WAIT_S = 0.5
-"""How long a row may take to be written once a signal has come."""
-_MAX_LOOKS = 60
-
-
-class _Writer:
-    """Writes the rows, within a `with` statement; another thread can ask whether it gets any further."""
-
-    def __init__(self, write: Callable[[Any], None]) -> None:
-        self._write = write
-        self._n_begun = self._n_written = 0
-        self._ended = threading.Event()
-
-    def write(self, row: Any) -> None:
-        """Write a row."""
-        self._n_begun += 1
-        self._write(row)
-        self._n_written += 1
-
-    def is_stuck(self) -> bool:
-        """Wait for the end of all rows (those that are finished are written after a signal too), or for one's delay."""
-        for _ in range(_MAX_LOOKS):
-            before = self._n_begun
-            if self._ended.wait(_WRITE_WAIT_S):
-                return False
-            if before == self._n_begun != self._n_written:
-                return True
-        return False
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *ending: object) -> None:
-        if self._n_begun == self._n_written:  # else a signal ended a write, and closing the file would go on with it
-            self._ended.set()
 
 
 @with_groups(options=answering)
@@ -120,17 +84,9 @@ def command(
                 console.leave_without_reader()
 
         work.on_step = on_step
-        writer = _Writer(write)
-
-        def stop(number: int) -> None:
-            work.stop()
-            if writer.is_stuck():  # a pipe that is full, and a write to it knows no Ctrl-C
-                error = InterruptedByUser("interrupted, and nobody reads the output")
-                console.fail_at_once(error, as_json=False, code=128 + number)
-
-        with on_interrupt(stop), writer:
+        with on_interrupt(lambda _: work.stop()):
             for entry in work:
-                writer.write(document(entry))
+                write(document(entry))
                 meter.count(entry.row.end_nbytes, failed=entry.error is not None)
         meter.end()
         if work.stopped:
@@ -165,4 +121,9 @@ def _output(
     from edgeinfer.api.jsonl import Output
 
     file = stack.enter_context(Output(Path(output), resume=resume))
-    return file.write, file.take, file.n_rows
+
+    def write(row: Any) -> None:
+        with console.writes.one():
+            file.write(row)
+
+    return write, file.take, file.n_rows
