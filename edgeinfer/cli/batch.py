@@ -15,11 +15,10 @@ import typer
 
 from edgeinfer.cli import console, progress
 from edgeinfer.cli.ending import leave
-from edgeinfer.cli.interrupt import ending_at_once, interrupted_by
+from edgeinfer.cli.interrupt import ending_at_once, interrupted_by, on_interrupt
 from edgeinfer.cli.option_groups import with_groups
 from edgeinfer.cli.runtime_options import DEFAULTS, MODEL_HELP, Verbose, answering, tell_plan
-from edgeinfer.cli.stopping import stopping
-from edgeinfer.errors import UnusableInputError, UsageError
+from edgeinfer.errors import InterruptedByUser, UnusableInputError, UsageError
 from edgeinfer.options import RuntimeOptions
 
 _STANDARD_STREAM = "-"
@@ -85,17 +84,22 @@ def command(
                 console.leave_without_reader()
 
         work.on_step = on_step
-        with stopping(work.stop) as stop:
+
+        def stop(number: int) -> None:
+            if work.stopped:  # who asks twice does not wait for what is finished to be written
+                console.fail_at_once(InterruptedByUser(interrupted_by(number)), as_json=False, code=128 + number)
+            work.stop()
+
+        with on_interrupt(stop, terminates=False) as signals:
             for entry in work:
-                with stop.writing():
-                    write(document(entry))
+                write(document(entry))
                 meter.count(entry.row.end_nbytes, failed=entry.error is not None)
         meter.end()
         code = 0
-        if stop.signal:
+        if signals:
             hint = " (--resume goes on)" if output != _STANDARD_STREAM else ""
-            console.note(f"error: {interrupted_by(stop.signal)}{hint}")
-            code = 128 + stop.signal
+            console.note(f"error: {interrupted_by(signals[0])}{hint}")
+            code = 128 + signals[0]
         elif 0 < n_earlier + meter.n_rows == n_earlier_failed + meter.n_failed:
             console.note("error: every row failed (each row of the output says why)")
             code = UnusableInputError.exit_code
@@ -128,4 +132,9 @@ def _output(
     from edgeinfer.api.jsonl import Output
 
     file = stack.enter_context(Output(Path(output), resume=resume))
-    return file.write, file.take, file.n_rows, file.n_failed
+
+    def write(row: Any) -> None:
+        with console.writes.one():
+            file.write(row)
+
+    return write, file.take, file.n_rows, file.n_failed
