@@ -17,7 +17,7 @@ Anything else that escapes is a bug of ours: exit code 1. `message` is one line 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class EdgeinferError(Exception):
@@ -30,6 +30,11 @@ class EdgeinferError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def bare(self) -> Self:
+        """Without how it came about, which would keep alive whatever the code that failed had in its hands."""
+        self.__traceback__ = self.__context__ = self.__cause__ = None
+        return self
 
     def as_json(self) -> dict[str, Any]:
         """The contract's error document: `{"error": {"code", "message", "hint"}}`."""

@@ -117,11 +117,11 @@ class Backend(Protocol):
         """
         ...
 
-    def load_range(self, seq: int, p0: int, p1: int, data: bytes) -> bool:
-        """Append what `save_range` gave for `[p0, p1)` to a sequence whose length is in `[p0, p1)`.
+    def load_range(self, seq: int, p0: int, p1: int, data: bytes, until: int | None = None) -> int:
+        """Append what `save_range` gave for `[p0, p1)` to a sequence whose length is in `[p0, p1)`; its new length.
 
-        What the sequence holds of the range already stays. False (no room, a blob of another shape, memory that cannot
-        do this) leaves the sequence as it was.
+        What the sequence holds of the range already stays, what lies behind position `until` is left out. The length is
+        less than was wanted where there is no room, the blob is of another shape or the memory cannot do this.
         """
         ...
 

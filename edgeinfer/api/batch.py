@@ -27,7 +27,8 @@ from edgeinfer.types import Constraint, Tokens
 
 MAX_PARALLEL = 120
 """Requests at a time: the library knows 256 sequences, and finished ones keep theirs for a while."""
-MAX_LINE_NBYTES = 1 << 26
+MAX_LINE_NBYTES = 1 << 24
+"""Tokenizing takes forty times that. A context of a million tokens is a third of it, or all of it in JSON's escapes."""
 _DEFAULT_PARALLEL = 32
 _TOKENS_PER_REQUEST = 512
 _MIN_TOKENS_PER_REQUEST = 128
@@ -135,7 +136,7 @@ def _rows(model: Model, lines: Iterable[bytes], skip: Callable[[Any], bool]) -> 
                 raise values
             yield _row(model, row_id, end_nbytes, values)
         except EdgeinferError as error:
-            yield Row(row_id, end_nbytes, error=error)
+            yield Row(row_id, end_nbytes, error=error.bare())
 
 
 def _identified(line: bytes, number: int) -> tuple[str | int, dict[str, Any] | EdgeinferError]:

@@ -60,21 +60,21 @@ class Output:
     """An output, line by line. With `resume` a file is continued, and `take` knows the ids that are in it.
 
     A last line that was cut off is removed. Sixteen bytes are kept of every id. What is no file (a pipe, a device) is
-    just written to. Raises UsageError for a file that exists and is not to be resumed, UnusableInputError for one that
-    is no output, ResourceError where it cannot be written, also because another process does.
+    just written to. Raises UsageError for a file that is not empty and not to be resumed, UnusableInputError for one
+    that is no output, ResourceError where it cannot be written, also because another process does.
     """
 
     def __init__(self, path: Path, *, resume: bool) -> None:
         self._path = path
         self.n_rows = 0
         """How many rows were there already."""
+        self.n_failed = 0
+        """How many of them were errors."""
         self._hashes: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._counts: NDArray[np.int64] = np.empty(0, np.int64)
         try:
             is_there = path.exists()
             is_file = path.is_file() or not is_there
-            if is_there and is_file and not resume:
-                raise UsageError(f"{path} exists already", "--resume goes on with it; or remove it")
             # Without a buffer: what a signal broke off must not be written by closing, which a full pipe would hold up.
             self._file = path.open(("r+b" if is_there else "xb") if is_file else "wb", buffering=0)
         except OSError as error:
@@ -82,7 +82,9 @@ class Output:
         try:
             if is_file:
                 self._lock()
-            if is_there and is_file:
+            if is_there and is_file:  # an empty one is what a run that never got to its first row left
+                if not resume and os.fstat(self._file.fileno()).st_size:
+                    raise UsageError(f"{path} exists already", "--resume goes on with it; or remove it")
                 self._resume()
         except BaseException:
             self._file.close()
@@ -138,7 +140,9 @@ class Output:
         with open(self._file.fileno(), "rb", closefd=False) as reader:
             while line := reader.readline(_MAX_NBYTES + 1):
                 if line.endswith(b"\n"):
-                    hashes.append(int(self._hash_of_row(line, len(hashes) + 1)))
+                    id_hash, failed = self._hash_of_row(line, len(hashes) + 1)
+                    hashes.append(int(id_hash))
+                    self.n_failed += failed
                     end += len(line)
                 elif len(line) <= _MAX_NBYTES and line[: len(_BEGINNING)] == _BEGINNING[: len(line)]:
                     break
@@ -152,11 +156,12 @@ class Output:
         except OSError as error:
             raise self._unwritable(error) from None
 
-    def _hash_of_row(self, line: bytes, number: int) -> np.uint64:
+    def _hash_of_row(self, line: bytes, number: int) -> tuple[np.uint64, bool]:
+        """Of a row that was written, and whether it is an error."""
         try:
             row = json.loads(line)
             if row.keys() >= _KEYS:
-                return _hash(row["id"])
+                return _hash(row["id"]), row["error"] is not None
         except (ValueError, AttributeError, RecursionError):
             pass
         raise self._foreign(number)

@@ -10,7 +10,7 @@ from edgeinfer.cache.block import Block, chain
 from edgeinfer.cache.folder import CacheFolder
 from edgeinfer.cache.store import BlockStore
 from edgeinfer.cache.writer import BackgroundWriter
-from edgeinfer.types import Backend, KVOp, Tokens
+from edgeinfer.types import Backend, Tokens
 
 CLOSE_WAIT_S = 2.0
 """How long a process that has nothing else to do waits for its blocks to be written."""
@@ -56,25 +56,15 @@ class DiskPrefixCache:
         for found in self._store.find(tokens) if self._can_load else []:
             if found.p1 > length:
                 block = self._store.read(found, tokens)
-                if block is None or not self._load(backend, seq, found.p0, found.p1, block):
+                if block is None:
                     break
-                length = found.p1
+                end = found.p0 + len(block.place.tokens)
+                length = backend.load_range(seq, found.p0, end, block.payload, found.p1)
+                if length < found.p1:
+                    break
             used.append(found.path)
         self._store.touch(used, time.time_ns())
         return length
-
-    def _load(self, backend: Backend, seq: int, p0: int, p1: int, block: Block) -> bool:
-        """Append a block, and take off again what only begins like the tokens that are wanted."""
-        end = p0 + len(block.place.tokens)
-        # Where there is a window, whether a tail can be taken off again shows only when it is tried.
-        if end > p1 and (not backend.capabilities.can_trim or backend.capabilities.window is not None):
-            return False
-        if not backend.load_range(seq, p0, end, block.payload):
-            return False
-        if end > p1:
-            trimmed = backend.apply(KVOp("remove", seq, seq, p1, -1))
-            assert trimmed, "a backend that can trim did not"
-        return True
 
     def remember(self, backend: Backend, seq: int, tokens: Tokens) -> None:
         """Copy the state of `tokens`, which the sequence begins with, out of it where it is not stored; write later."""

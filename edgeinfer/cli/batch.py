@@ -15,10 +15,10 @@ import typer
 
 from edgeinfer.cli import console, progress
 from edgeinfer.cli.ending import leave
-from edgeinfer.cli.interrupt import ending_at_once, on_interrupt
+from edgeinfer.cli.interrupt import ending_at_once, interrupted_by, on_interrupt
 from edgeinfer.cli.option_groups import with_groups
 from edgeinfer.cli.runtime_options import DEFAULTS, MODEL_HELP, Verbose, answering, tell_plan
-from edgeinfer.errors import InterruptedByUser, UsageError
+from edgeinfer.errors import UnusableInputError, UsageError
 from edgeinfer.options import RuntimeOptions
 
 _STANDARD_STREAM = "-"
@@ -66,9 +66,9 @@ def command(
 
         file = _input(rows)
         _check_apart(file, output)
-        write, skip, n_skipped = _output(output, stack, resume=resume)
-        if n_skipped:
-            console.note(f"{output}: {progress.rows(n_skipped)} there already")
+        write, skip, n_earlier, n_earlier_failed = _output(output, stack, resume=resume)
+        if n_earlier:
+            console.note(f"{output}: {progress.rows(n_earlier)} there already")
         with ending_at_once():
             loaded = load_for_batch(model, run_options, parallel=parallel, verbose=verbose)
         tell_plan(loaded, verbose=verbose)
@@ -84,15 +84,20 @@ def command(
                 console.leave_without_reader()
 
         work.on_step = on_step
-        with on_interrupt(lambda _: work.stop()):
+        with on_interrupt(lambda _: work.stop(), raises=False) as signals:
             for entry in work:
                 write(document(entry))
                 meter.count(entry.row.end_nbytes, failed=entry.error is not None)
         meter.end()
-        if work.stopped:
-            hint = "--resume goes on" if output != _STANDARD_STREAM else ""
-            console.note("error: interrupted" + (f" ({hint})" if hint else ""))
-    leave(loaded, InterruptedByUser.exit_code if work.stopped else 0, verbose=verbose)
+        code = 0
+        if signals:
+            hint = " (--resume goes on)" if output != _STANDARD_STREAM else ""
+            console.note(f"error: {interrupted_by(signals[0])}{hint}")
+            code = 128 + signals[0]
+        elif 0 < n_earlier + meter.n_rows == n_earlier_failed + meter.n_failed:
+            console.note("error: every row failed (each row of the output says why)")
+            code = UnusableInputError.exit_code
+    leave(loaded, code, verbose=verbose)
 
 
 def _input(rows: str) -> BinaryIO:
@@ -114,10 +119,10 @@ def _check_apart(file: BinaryIO, output: str) -> None:
 
 def _output(
     output: str, stack: contextlib.ExitStack, *, resume: bool
-) -> tuple[Callable[[Any], None], Callable[[Any], bool], int]:
-    """How to write a row, which ids to leave out, and how many there are of those."""
+) -> tuple[Callable[[Any], None], Callable[[Any], bool], int, int]:
+    """How to write a row, which ids to leave out, how many rows are there already, and how many of those failed."""
     if output == _STANDARD_STREAM:
-        return console.result_json, lambda row_id: False, 0
+        return console.result_json, lambda row_id: False, 0, 0
     from edgeinfer.api.jsonl import Output
 
     file = stack.enter_context(Output(Path(output), resume=resume))
@@ -126,4 +131,4 @@ def _output(
         with console.writes.one():
             file.write(row)
 
-    return write, file.take, file.n_rows
+    return write, file.take, file.n_rows, file.n_failed

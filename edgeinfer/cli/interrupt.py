@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from edgeinfer.cli import console
 from edgeinfer.errors import InterruptedByUser
@@ -54,34 +54,40 @@ def _ask_again(lost: Any) -> None:
 
 
 @contextmanager
-def on_interrupt(stop: Callable[[int], None], *, goes_on: bool = False) -> Iterator[list[int]]:
+def on_interrupt(stop: Callable[[int], None], *, goes_on: bool = False, raises: bool = True) -> Iterator[list[int]]:
     """Within the block, Ctrl-C and a termination call `stop` with the signal's number, from another thread, at once.
 
-    Ctrl-C raises nothing then; a termination still does, as soon as Python is back in the main thread. The
-    interpreter's C handler writes the signal's number to a pipe without waiting for the main thread; a thread that
-    sleeps on the pipe does the rest. Gives the list of the signals' numbers, which grows. Unless the program
-    `goes_on` afterwards, what the block still writes must be read: a write to a pipe that is full knows no Ctrl-C, so
-    the program ends where one takes long.
+    Ctrl-C raises nothing then; a termination still does where it `raises`, as soon as Python is back in the main
+    thread: anywhere, also between two changes that belong together. The interpreter's C handler writes the signal's
+    number to a pipe without waiting for the main thread; a thread that sleeps on the pipe does the rest. Gives the list
+    of the signals' numbers, which grows. Unless the program `goes_on` afterwards, a second signal ends it at once, and
+    what the block still writes must be read: a write to a pipe that is full knows no Ctrl-C, so the program ends where
+    one takes long.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     received: list[int] = []
     left = threading.Event()
-    ending = {getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")}
+    ending = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
 
     def watch() -> None:
         while number := os.read(reader, 1):
-            if number[0] in ending:
-                if not received and not goes_on:
-                    threading.Thread(target=_end_unread, args=(number[0], left), daemon=True).start()
-                received.append(number[0])
-                stop(number[0])
+            if number[0] not in ending:
+                continue
+            received.append(number[0])
+            if not goes_on and len(received) == 1:
+                threading.Thread(target=_end_unread, args=(number[0], left), daemon=True).start()
+            elif not goes_on:
+                _end(number[0], "")
+            stop(number[0])
 
     watcher = threading.Thread(target=watch, name="edgeinfer-interrupt", daemon=True)
-    previous = signal.getsignal(signal.SIGINT)
-    if previous != signal.SIG_IGN:  # a shell's background job is not meant
+    quiet = {signal.SIGINT} if raises else ending
+    # A shell's background job is not meant, nor one of nohup.
+    previous = {s: handler for s in quiet if (handler := signal.getsignal(s)) not in (signal.SIG_IGN, None)}
+    for number in previous:
         # A handler of ours is needed, though an empty one: without it the signal's default action would come first.
-        signal.signal(signal.SIGINT, lambda *_: None)
+        signal.signal(number, lambda *_: None)
     previous_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     watcher.start()
     try:
@@ -89,7 +95,8 @@ def on_interrupt(stop: Callable[[int], None], *, goes_on: bool = False) -> Itera
     finally:
         left.set()
         signal.set_wakeup_fd(previous_fd)
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
         os.close(writer)
         watcher.join()
         os.close(reader)
@@ -101,10 +108,14 @@ def _end_unread(number: int, left: threading.Event) -> None:
     while not left.wait(_UNREAD_S):
         begun, done = console.writes.begun, console.writes.done
         if done < begun == seen:
-            threading.Timer(_UNREAD_S, os._exit, [128 + number]).start()  # stderr may be the same pipe
-            error = InterruptedByUser(f"{interrupted_by(number)}, and nobody reads the output")
-            console.fail_at_once(error, as_json=False, code=128 + number)
+            _end(number, ", and nobody reads the output")
         seen = begun
+
+
+def _end(number: int, how: str) -> NoReturn:
+    threading.Timer(_UNREAD_S, os._exit, [128 + number]).start()  # stderr may be the pipe that is full
+    error = InterruptedByUser(interrupted_by(number) + how)
+    console.fail_at_once(error, as_json=False, code=128 + number)
 
 
 def interrupted_by(number: int) -> str:

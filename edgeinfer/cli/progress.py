@@ -61,15 +61,16 @@ class Meter:
         self._clock = clock
         self._started_s = self._shown_s = clock()
         self._is_terminal = sys.stderr.isatty()
-        self._rows = self._failed = 0
+        self.n_rows = self.n_failed = 0
+        """Rows that are done, and those of them that are errors."""
         self._first: tuple[float, int] | None = None
         """When the first row was done, and where it ended: what was skipped before it took no time."""
         self._done_nbytes = 0
 
     def count(self, end_nbytes: int, *, failed: bool) -> None:
         """A row is done; it ends there in the input."""
-        self._rows += 1
-        self._failed += failed
+        self.n_rows += 1
+        self.n_failed += failed
         self._done_nbytes = end_nbytes
         if self._first is None:
             self._first = self._clock(), end_nbytes
@@ -90,9 +91,9 @@ class Meter:
 
     def _line(self, now_s: float) -> str:
         tokens = self._counts.completion_tokens
-        failed = f" ({self._failed} failed)" if self._failed else ""
+        failed = f" ({self.n_failed} failed)" if self.n_failed else ""
         rate = tokens / max(now_s - self._started_s, 1e-9)
-        return f"{rows(self._rows)}{failed}, {tokens} tokens, {rate:.1f} tokens/s"
+        return f"{rows(self.n_rows)}{failed}, {tokens} tokens, {rate:.1f} tokens/s"
 
     def _left_s(self, now_s: float) -> float | None:
         if self._total_nbytes is None or self._first is None:

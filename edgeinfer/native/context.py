@@ -172,11 +172,13 @@ class NativeBackend:
         assert self._handle is not None, "the context is closed"
         return self._ranges.save(seq, p0, p1) if self._ranges else None
 
-    def load_range(self, seq: int, p0: int, p1: int, data: bytes) -> bool:
+    def load_range(self, seq: int, p0: int, p1: int, data: bytes, until: int | None = None) -> int:
         """Append what `save_range` gave; see `types.Backend.load_range`."""
         self._batch.check_sequence(seq)
         assert self._handle is not None, "the context is closed"
-        return self._ranges is not None and self._ranges.load(seq, p0, p1, data)
+        if self._ranges is None:
+            return int(llama.llama_memory_seq_pos_max(self._memory, seq)) + 1
+        return self._ranges.load(seq, p0, p1, data, p1 if until is None else until)
 
     def abort(self) -> None:
         """Make the running or next `forward` return ABORTED; callable from any thread."""

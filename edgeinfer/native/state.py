@@ -53,23 +53,23 @@ class RangeState:
             parts += [_SIZE.pack(len(piece)), piece]
         return b"".join(parts)
 
-    def load(self, seq: int, p0: int, p1: int, data: bytes) -> bool:
-        """Append a blob of `[p0, p1)` to a sequence that ends in it; False leaves everything as it was.
+    def load(self, seq: int, p0: int, p1: int, data: bytes, until: int) -> int:
+        """Append a blob of `[p0, p1)`, as far as `until`, to a sequence that ends before that; its new length.
 
-        Raises ValueError when the sequence does not end in the range.
+        The sequence gets no cell that would have to be taken off again: those that left its window meanwhile can be
+        lost, so that it could not go on from there. For the same reason a piece that fails ends it where it is.
+        Raises ValueError when the sequence does not end in `[p0, until)`.
         """
         length = self._length(seq)
-        if not 0 <= p0 <= length < p1:
-            raise ValueError(f"sequence {seq} holds {length} tokens, the range is [{p0}, {p1})")
-        pieces = self._split(data, p0, p1)
-        if pieces is None:
-            return False
+        if not 0 <= p0 <= length < until <= p1:
+            raise ValueError(f"sequence {seq} holds {length} tokens, the range is [{p0}, {p1}), wanted until {until}")
         library.forget_errors()
-        for start, end, piece in pieces:
-            if end > length and not self._load_piece(seq, start, end, max(start, length), piece):
-                llama.llama_memory_seq_rm(self._memory, seq, length, -1)
-                return False
-        return True
+        for start, end, piece in self._split(data, p0, p1):
+            if start <= length < min(end, until):
+                if not self._load_piece(seq, start, end, length, min(end, until), piece):
+                    break
+                length = min(end, until)
+        return length
 
     def _length(self, seq: int) -> int:
         return int(llama.llama_memory_seq_pos_max(self._memory, seq)) + 1
@@ -94,32 +94,32 @@ class RangeState:
             llama.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
         return buffer[:written].data
 
-    def _load_piece(self, seq: int, p0: int, p1: int, since: int, piece: memoryview) -> bool:
-        """Read the piece into the spare sequence, and let `seq` share its cells from position `since` on."""
+    def _load_piece(self, seq: int, p0: int, p1: int, since: int, until: int, piece: memoryview) -> bool:
+        """Read the piece into the spare sequence, and let `seq` share its cells of positions `[since, until)`."""
         source = np.frombuffer(piece, np.uint8).ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         try:
             read = int(llama.llama_state_seq_set_data_ext(self._context, source, len(piece), self._spare, 0))
             first = int(llama.llama_memory_seq_pos_min(self._memory, self._spare))
             if (read, first, self._length(self._spare)) != (len(piece), p0, p1):
                 return False
-            llama.llama_memory_seq_cp(self._memory, self._spare, seq, since, p1)
+            llama.llama_memory_seq_cp(self._memory, self._spare, seq, since, until)
         finally:
             llama.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
         return True
 
-    def _split(self, data: bytes, p0: int, p1: int) -> list[tuple[int, int, memoryview]] | None:
-        """The pieces of a blob; None unless they are whole and all there is."""
+    def _split(self, data: bytes, p0: int, p1: int) -> list[tuple[int, int, memoryview]]:
+        """The pieces of a blob; none unless they are whole and all there is."""
         view, offset, pieces = memoryview(data), 0, []
         for start, end in self._pieces(p0, p1):
             if offset + _SIZE.size > len(view):
-                return None
+                return []
             (size,) = _SIZE.unpack_from(view, offset)
             offset += _SIZE.size + size
             piece = view[offset - size : offset]
             if len(piece) != size or not _is_whole(piece, start, end):
-                return None
+                return []
             pieces.append((start, end, piece))
-        return pieces if offset == len(view) else None
+        return pieces if offset == len(view) else []
 
 
 def _is_whole(piece: memoryview, p0: int, p1: int) -> bool:

@@ -54,7 +54,7 @@ class Entry(Generic[T]):
         try:
             self.pieces.extend(self.reply.read())
         except EdgeinferError as error:
-            self.error, self.reply = error, None
+            self.error, self.reply = error.bare(), None
             return
         if self.reply.finish_reason is not None:
             self.finish_reason, self.usage = self.reply.finish_reason, self.reply.generation.usage
@@ -138,8 +138,13 @@ class Batch(Generic[T]):
                 entry.reply.cancel()
 
     def _fill(self) -> None:
-        """Take rows as long as there are some and there is a place; wait for them only with nothing else to do."""
+        """Take rows as long as there are some and there is a place; wait for them only with nothing else to do.
+
+        What is wrong with the first one can be told before the next is looked at.
+        """
         while len(self._working) < self._most_at_once and len(self._entries) < MAX_UNWRITTEN:
+            if self.stopped or (self._entries and self._entries[0].is_done):
+                return
             row = self._rows.get(wait=not self._entries)
             if row is None:
                 return
@@ -149,7 +154,7 @@ class Batch(Generic[T]):
                 entry.reply = self._start(row)
                 self._working[entry.reply.generation.request.id] = entry
             except EdgeinferError as error:
-                entry.error = error
+                entry.error = error.bare()
 
     def _step(self) -> None:
         for event in self._engine.step():

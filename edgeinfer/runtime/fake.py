@@ -126,18 +126,25 @@ class FakeBackend:
             raise ValueError(f"sequence {seq} holds {len(self._sequences[seq])} tokens, not [{p0}, {p1})")
         return np.array([(cell.token, cell.state) for cell in cells], np.uint32).tobytes()
 
-    def load_range(self, seq: int, p0: int, p1: int, data: bytes) -> bool:
-        """Append `[p0, p1)`; False for a blob of another length, and when the cells are used up."""
-        cells = self._sequences[seq]
-        if not p0 <= len(cells) < p1:
-            raise ValueError(f"sequence {seq} holds {len(cells)} tokens, the range is [{p0}, {p1})")
+    def load_range(self, seq: int, p0: int, p1: int, data: bytes, until: int | None = None) -> int:
+        """Append `[p0, p1)`, as far as `until`; nothing of a blob of another length, no more than there is room for.
+
+        Room is needed for whole pieces, each as long as the window, as where they are loaded beside the sequence first.
+        """
+        cells, wanted = self._sequences[seq], p1 if until is None else until
+        if not p0 <= len(cells) < wanted <= p1:
+            raise ValueError(f"sequence {seq} holds {len(cells)} tokens, the range is [{p0}, {p1}), to {wanted}")
         if not self._capabilities.can_trim or len(data) != 8 * (p1 - p0):
-            return False
-        if self._used_cells + p1 - p0 > self._n_ctx:  # the whole range, as where it is loaded beside the sequence first
-            return False
-        pairs = np.frombuffer(data, np.uint32).reshape(-1, 2)[len(cells) - p0 :]
-        cells.extend(_Cell(token, state) for token, state in pairs.tolist())
-        return True
+            return len(cells)
+        pairs = np.frombuffer(data, np.uint32).reshape(-1, 2).tolist()
+        piece = self._capabilities.window or p1 - p0
+        for start in range(p0, p1, piece):
+            end = min(start + piece, p1)
+            if start <= len(cells) < min(end, wanted):
+                if self._used_cells + end - start > self._n_ctx:
+                    break
+                cells.extend(_Cell(*pair) for pair in pairs[len(cells) - p0 : min(end, wanted) - p0])
+        return len(cells)
 
     def abort(self) -> None:
         """Make the next `forward` return ABORTED."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgeinfer.cache.block import BLOCK_TOKENS
 from edgeinfer.cache.radix import Match, RadixTree
 from edgeinfer.errors import EdgeinferError
 from edgeinfer.types import Backend, KVOp, PrefixCache, Tokens
@@ -124,15 +125,16 @@ class Residency:
         if not saved.p0 <= length < saved.p1:
             return length
         self.reserve(saved.p1 - saved.p0)  # a backend may load all of it beside the sequence first
-        if self._backend.load_range(seq_id, saved.p0, saved.p1, saved.data):
-            self._tree.extend(seq_id, list(tokens[length : saved.p1]))
-        return self._tree.length(seq_id)
+        loaded = self._backend.load_range(seq_id, saved.p0, saved.p1, saved.data)
+        self._tree.extend(seq_id, list(tokens[length:loaded]))
+        return loaded
 
     def _restore(self, seq_id: int, length: int, wanted: Tokens) -> int:
         """Append what the prefix cache has beyond what a sequence holds of `wanted`; returns the sequence's length."""
         if self._prefix_cache is None or (stored := self._prefix_cache.match(wanted)) <= length:
             return length
-        self.reserve(stored - length)
+        # Each block is loaded whole beside the sequence, which then shares as much of it as it wants.
+        self.reserve(-(-stored // BLOCK_TOKENS) * BLOCK_TOKENS - length // BLOCK_TOKENS * BLOCK_TOKENS)
         restored = self._prefix_cache.restore(self._backend, seq_id, wanted, length)
         self._tree.extend(seq_id, wanted[length:restored].tolist())
         return restored

@@ -44,6 +44,18 @@ def test_a_file_that_exists_is_only_continued(tmp_path):
     assert [json.loads(line)["id"] for line in path.read_bytes().splitlines()] == ["a", 7, "b"]
 
 
+def test_a_file_with_nothing_in_it_is_begun(tmp_path):
+    path = tmp_path / "out.jsonl"
+    for _ in range(2):  # as a run leaves it that ends while the model is loaded
+        with Output(path, resume=False) as output:
+            assert output.n_rows == 0
+    with Output(path, resume=False) as output:
+        output.write(row("a"))
+        output.write({**row("b"), "error": {"code": "usage"}})
+    with Output(path, resume=True) as output:
+        assert (output.n_rows, output.n_failed) == (2, 1)
+
+
 def test_an_id_counts_as_often_as_it_is_there(tmp_path):
     path = tmp_path / "out.jsonl"
     with Output(path, resume=True) as output:

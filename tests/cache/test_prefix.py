@@ -51,13 +51,16 @@ def test_a_longer_text_is_used_up_to_where_it_agrees(tmp_path, agreed):
     assert is_true(backend, other, expected)
 
 
-def test_a_model_with_a_window_gets_no_block_whose_end_would_have_to_come_off_again(tmp_path):
+@pytest.mark.parametrize("start", [0, 1, 150])
+def test_a_model_with_a_window_gets_as_much_of_a_block_and_can_go_on_there(tmp_path, start):
     stored, other = text(400), text(400, seed=1)
     other[:200] = stored[:200]
     store(tmp_path, stored)
-    backend = FakeBackend(n_ctx=1024, window=16)
-    assert open_cache(tmp_path).restore(backend, 0, other, 0) == BLOCK_TOKENS
-    assert backend.held(0) == other[:BLOCK_TOKENS].tolist()
+    backend = FakeBackend(n_ctx=1024, max_batch_tokens=1024, window=16)
+    if start:
+        backend.forward([Row(0, other[:start], 0, start)])
+    assert open_cache(tmp_path).restore(backend, 0, other, start) == 200
+    assert is_true(backend, other, 200)
 
 
 def test_a_text_that_goes_on_is_stored_from_where_it_was_and_replaces_the_short_end(tmp_path):

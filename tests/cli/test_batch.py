@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import select
 import shutil
 import signal
@@ -48,7 +49,7 @@ def wait_for_lines(path, n_lines):
 )
 def test_what_is_wrong_is_said_in_one_line_with_the_contracts_code(arguments, code, says, tmp_path):
     (tmp_path / "here.jsonl").touch()
-    (tmp_path / "there.jsonl").touch()
+    (tmp_path / "there.jsonl").write_text("{}\n")
     done = run(*arguments, cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     assert (done.returncode, done.stdout) == (code, b"")
     (line,) = done.stderr.decode().splitlines()
@@ -250,6 +251,73 @@ def test_a_signal_ends_it_when_nobody_reads_its_pipe(tiny_gguf, tmp_path, name, 
         process.send_signal(getattr(signal, name))
         assert process.wait(PATIENCE_S) == {"SIGINT": 130, "SIGTERM": 143}[name]
     os.close(reader)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_in_the_middle_ends_it_with_its_code_and_resuming_gives_the_rest(tiny_gguf, tmp_path, name):
+    rows = [{"id": i, "prompt": "ab " * (i % 9 + 1), "max_tokens": 50, "ignore_eos": True} for i in range(40)]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(lines(rows))
+    options = ["-o", target, "--parallel", "8", "-c", "100", "--no-prefix-cache"]
+    with started("batch", tiny_gguf, source, *options) as process:
+        wait_for_lines(target, 2)
+        process.send_signal(getattr(signal, name))
+        assert process.wait(PATIENCE_S) == 128 + getattr(signal, name)
+        last = process.stderr.read().decode().splitlines()[-1]
+        assert last.startswith("error: " + ("interrupted" if name == "SIGINT" else "terminated"))
+    written = target.read_bytes()
+    assert written.endswith(b"\n")
+    assert 2 <= written.count(b"\n") < 40
+    assert run(tiny_gguf, source, *options, "--resume").returncode == 0
+    assert target.read_bytes().startswith(written)
+    assert [json.loads(line)["id"] for line in target.read_bytes().splitlines()] == list(range(40))
+
+
+def test_a_disk_that_is_full_in_the_middle_leaves_what_can_be_resumed(tiny_gguf, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(lines({"id": i, "prompt": "ab", "max_tokens": 1} for i in range(40)))
+    options = ["-o", target, "--no-prefix-cache"]
+    limit = 1003  # bytes of a file: a few rows, and a part of one
+    done = run(
+        tiny_gguf, source, *options, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    )
+    assert done.returncode == 5
+    assert "out.jsonl: cannot be written" in done.stderr.decode().splitlines()[-1]
+    assert b"Traceback" not in done.stderr
+    assert target.stat().st_size == limit
+    assert not target.read_bytes().endswith(b"\n")
+    assert run(tiny_gguf, source, *options, "--resume").returncode == 0
+    assert [json.loads(line)["id"] for line in target.read_bytes().splitlines()] == list(range(40))
+
+
+def test_when_every_row_fails_the_batch_fails(tiny_gguf, tmp_path):
+    good, bad = '{"prompt": "a", "max_tokens": 1}\n', "no json\n"
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    for content, arguments, code in [
+        (2 * bad, [], 4),
+        (bad, ["-o", target], 4),
+        (2 * bad, ["-o", target, "--resume"], 4),  # one of them now, one before
+        (2 * bad + good, ["-o", target, "--resume"], 0),
+        (2 * bad + good + bad, ["-o", target, "--resume"], 0),
+        ("", [], 0),
+    ]:
+        source.write_text(content)
+        done = run(tiny_gguf, source, *arguments)
+        assert done.returncode == code, done.stderr
+        assert done.stderr.decode().splitlines()[-1].startswith("error: every row failed") == (code == 4)
+
+
+def test_a_reader_that_stops_reading_does_not_hold_up_the_end_of_what_is_finished(tiny_gguf, tmp_path):
+    """A signal that comes between two writes finds out in the next ones."""
+    source = tmp_path / "in.jsonl"
+    slow = {"id": 0, "prompt": "a", "ignore_eos": True, "max_tokens": 400}
+    done = [{"id": "i" * 5000 + str(i), "prompt": "a", "max_tokens": 1} for i in range(60)]
+    source.write_text(lines([slow, *done]))
+    with started("batch", tiny_gguf, source, "--parallel", "2", "--no-prefix-cache") as process:
+        assert json.loads(process.stdout.readline())["id"] == 0  # all behind it are finished, and too much for a pipe
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+        process.stdout.close()
 
 
 def wait_until_full(pipe, process):

@@ -141,7 +141,7 @@ def test_no_room_is_an_answer_and_changes_nothing(model, saved):
     backend = model.backend
     backend.forward([Row(1, np.full(400, 7, np.int32), 0, 400)])
     assert backend.load_range(0, 0, STEP, blobs[STEP][0])
-    assert not backend.load_range(0, STEP, 2 * STEP, blobs[STEP][1])
+    assert backend.load_range(0, STEP, 2 * STEP, blobs[STEP][1]) == STEP
     backend.apply(KVOp("remove", 1, 1, 0, -1))
     for (p0, p1), blob in list(zip(ranges(STEP), blobs[STEP], strict=True))[1:]:
         assert backend.load_range(0, p0, p1, blob)
@@ -155,11 +155,27 @@ def test_ranges_that_are_not_there_are_errors(model, saved):
             model.backend.save_range(*bad)
 
 
+def test_of_a_blob_that_goes_on_longer_only_the_beginning_is_taken(model, saved):
+    blobs, _ = saved
+    backend = model.backend
+    prefill(backend)
+    parts = [(0, 30), (30, STEP), (STEP, STEP + 20)]
+    kept = [backend.save_range(0, *part) for part in parts]
+    forget(backend)
+    assert backend.load_range(0, 0, STEP, blobs[STEP][0], 30) == 30
+    assert backend.load_range(0, 0, STEP, blobs[STEP][0], STEP) == STEP
+    assert backend.load_range(0, STEP, 2 * STEP, blobs[STEP][1], STEP + 20) == STEP + 20
+    assert [backend.save_range(0, *part) for part in parts] == kept
+    forget(backend)
+    assert not isinstance(backend.forward([Row(0, np.full(512, 7, np.int32), 0, 512)]), Refusal), "cells are left"
+
+
 @pytest.mark.parametrize("bad", [(0, STEP, 2 * STEP), (0, 5, 5), (SEQUENCES, 0, STEP)])
-def test_a_blob_goes_only_where_the_sequence_ends(model, saved, bad):
+@pytest.mark.parametrize("until", [None, 0, STEP + 1])
+def test_a_blob_goes_only_where_the_sequence_ends(model, saved, bad, until):
     blobs, _ = saved
     with pytest.raises(ValueError):  # noqa: PT011
-        model.backend.load_range(*bad, blobs[STEP][0])
+        model.backend.load_range(*bad, blobs[STEP][0], until)
 
 
 def test_the_spare_sequence_is_nobody_elses(model):

@@ -54,6 +54,41 @@ def test_windows_and_latent_caches_come_back_bit_for_bit(make, name, step):
         np.testing.assert_array_equal(trimmed, compute(backend, tokens, 10))
 
 
+@pytest.mark.parametrize("name", ["gemma3", "gpt-oss", "deepseek-v2"])
+def test_the_beginning_of_a_range_is_what_it_was_when_the_range_went_no_further(make, name):
+    tokens = prompt(read_model(name))
+    with make(name) as model:
+        backend = model.backend
+        compute(backend, tokens[:40])
+        blob = backend.save_range(0, 0, 40)
+        for until in (39, 33, 32, 17, 16, 1):
+            backend.apply(KVOp("remove", 0, 0, until, -1))
+            expected = backend.forward([Row(0, tokens[40:], until, 0)]).copy()
+            backend.apply(KVOp("remove", 0, 0, 0, -1))
+            assert backend.load_range(0, 0, 40, blob, until) == until
+            np.testing.assert_array_equal(backend.forward([Row(0, tokens[40:], until, 0)]), expected)
+
+
+def test_where_the_room_ends_a_range_with_windows_ends_too_and_is_true(make):
+    """What had left the window by then can be lost: the sequence cannot be made shorter again."""
+    tokens = prompt(read_model("gemma3"))
+    with make("gemma3") as model:
+        backend = model.backend
+        compute(backend, tokens[:47])
+        blob, cells = backend.save_range(0, 0, 47), seen(backend)
+        backend.apply(KVOp("remove", 0, 0, 20, -1))
+        backend.forward([Row(1, np.full(215, 7, np.int32), 0, 215)])
+        assert backend.load_range(0, 0, 47, blob) == 32
+        backend.apply(KVOp("remove", 1, 1, 0, -1))
+        assert backend.load_range(0, 0, 47, blob) == 47
+        assert seen(backend) == cells
+
+
+def seen(backend):
+    """The state of what the next token sees of 47 in every layer, wherever its cells lie."""
+    return [backend.save_range(0, position, position + 1) for position in range(47 - 15, 47)]
+
+
 def test_a_hybrid_models_state_cannot_be_cut_and_it_says_so(make):
     with make("lfm2") as model:
         compute(model.backend, np.arange(40, dtype=np.int32))

@@ -63,6 +63,36 @@ def test_a_row_that_is_wrong_has_its_error_and_the_rest_go_on():
     assert entries[3].text == alone(ROWS[1])
 
 
+def test_an_error_keeps_nothing_of_the_row_alive():
+    """Thousands may wait for a slow answer before them."""
+
+    def refuse(row):
+        try:
+            raise ValueError(row)
+        except ValueError:
+            raise UnusableInputError("wrong")  # noqa: B904
+
+    (entry,) = Batch(Engine(FakeBackend(), make_fake_sampler), ReadAhead([("a", 1)], 1), refuse)
+    assert entry.error.message == "wrong"
+    assert (entry.error.__traceback__, entry.error.__context__, entry.error.__cause__) == (None, None, None)
+
+
+def test_what_is_wrong_with_the_first_row_is_told_before_the_next_is_read():
+    def read():
+        for i in range(100):
+            taken.append(i)
+            yield "wrong", 1
+
+    taken = []
+
+    def refuse(row):
+        raise UnusableInputError("wrong")
+
+    entries = iter(Batch(Engine(FakeBackend(), make_fake_sampler), ReadAhead(read(), 1), refuse))
+    next(entries)
+    assert len(taken) < 5
+
+
 def test_a_stop_string_ends_a_row_and_frees_its_place():
     whole = alone(("some prompt", 20))
     (entry,) = make([("some prompt", 20, whole[8:10])])
