@@ -39,8 +39,8 @@ class Constraint(Protocol):
         ...
 
     @property
-    def is_narrow(self) -> bool:
-        """Whether what comes next begins with one of few bytes."""
+    def n_choices(self) -> int:
+        """How many bytes what comes next can begin with."""
         ...
 
     def forced(self) -> tuple[int, ...]:
