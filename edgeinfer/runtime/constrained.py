@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from edgeinfer.errors import UnusableInputError, UsageError
 from edgeinfer.types import Constraint, Sampler
 
-
 _WIDE_BYTES = 33
 """Inside a string. Elsewhere so few tokens are allowed that it is cheap to find all of them."""
 _MAX_REACH = 500

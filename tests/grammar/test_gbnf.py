@@ -144,6 +144,12 @@ def test_a_table_that_is_begun_anew_changes_nothing(monkeypatch):
     assert [c.is_complete for c in constraints] == [True] * 3
 
 
+def test_nothing_is_allowed_that_nothing_can_follow():
+    grammar = of_gbnf('root ::= pair endless | "z"\npair ::= "xx"\nendless ::= "q" endless')
+    assert np.flatnonzero(grammar.constraint().allowed()).tolist() == [ord("z")]
+    assert standing(grammar, "x") == "dead"
+
+
 def test_answers_of_one_grammar_do_not_know_each_other():
     grammar = of_gbnf('root ::= "a" "b"')
     one, other = grammar.constraint(), grammar.constraint()
