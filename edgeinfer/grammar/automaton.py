@@ -88,6 +88,7 @@ class Automaton:
         """The class of each byte, shape `(256,)`: bytes of a class are the same to the whole grammar."""
         self.class_table = self.classes.astype(np.uint8).tobytes()
         """The same for `bytes.translate`."""
+        self._class_sizes = np.bincount(self.classes)
         self._moves: dict[int, dict[int, list[int]]] = {}
         self._reads: dict[int, NDArray[np.intp]] = {}
         """Of a state, the classes that it goes on with."""
@@ -141,7 +142,7 @@ class Automaton:
 
     def n_choices(self, row: int) -> int:
         """How many bytes can be next."""
-        return len(self._choices(self._positions[row]))
+        return int(self._class_sizes[self.table[row] != DEAD].sum())
 
     def _choices(self, position: Position) -> frozenset[int]:
         """The bytes that can be next."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 
@@ -201,10 +201,15 @@ class GrammarConstraint:
 
     def allows(self, token: int) -> bool:
         """Whether the token may come next."""
+        return next(self.allowed_of((token,)), None) is not None
+
+    def allowed_of(self, tokens: Iterable[int]) -> Iterator[int]:
+        """Those of some tokens that may come next, each looked at when it is asked for; one work for all of them."""
         self._grammar.automaton.rest()
-        if self._grammar.after_token(self._row, token) != DEAD:
-            return True
-        return self._position.can_end and token in self._grammar.lexicon.vocabulary.end_tokens
+        ends = self._grammar.lexicon.vocabulary.end_tokens if self._position.can_end else ()
+        for token in tokens:
+            if self._grammar.after_token(self._row, token) != DEAD or token in ends:
+                yield token
 
     def allowed(self) -> NDArray[np.bool_]:
         """All tokens that may come next, shape `(n_tokens,)`."""

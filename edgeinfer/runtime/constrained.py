@@ -78,10 +78,9 @@ class ConstrainedSampler:
         tokens = tokens[np.argsort(-logits[tokens])]
         found = np.full_like(logits, -np.inf)
         n_found, least = 0, np.float32(np.inf)
-        for token, logit in zip(tokens.tolist(), logits[tokens], strict=True):
-            if n_found >= reach and logit < least:
+        for token in self._constraint.allowed_of(tokens.tolist()):
+            if n_found >= reach and logits[token] < least:
                 return found
-            if self._constraint.allows(token):
-                found[token] = least = logit
-                n_found += 1
-        return None
+            found[token] = least = logits[token]
+            n_found += 1
+        return found if n_found >= reach and logits[tokens[-1]] < least else None

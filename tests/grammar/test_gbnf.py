@@ -123,6 +123,7 @@ def test_a_mask_is_what_every_token_alone_would_be_told(seed, schema):
             break
         allowed = constraint.allowed()
         alone = [constraint.allows(token) for token in range(len(allowed))]
+        assert list(constraint.allowed_of(range(len(allowed)))) == np.flatnonzero(alone).tolist()
         alone[-1] = False  # longer than masks look
         assert allowed.tolist() == alone
         token = int(rng.choice(np.flatnonzero(allowed)))
@@ -171,6 +172,20 @@ def test_an_ambiguous_grammar_ends_in_an_error_and_not_in_a_long_wait():
 
     with pytest.raises(UnusableInputError, match="too ambiguous"):
         follow()
+
+
+def test_looking_at_many_tokens_has_one_limit(monkeypatch):
+    monkeypatch.setattr(automaton, "MAX_WORK", 500)
+    vocabulary = Words(0)
+
+    def constraint():
+        begun = TokenGrammar(compile_schema({"type": "string", "maxLength": 300}), Lexicon(vocabulary)).constraint()
+        begun.accept(ord('"'))
+        return begun
+
+    assert all(isinstance(constraint().allows(token), bool) for token in range(300))
+    with pytest.raises(UnusableInputError, match="too ambiguous"):
+        list(constraint().allowed_of(range(vocabulary.n_tokens)))
 
 
 def test_byte_spans_are_the_encodings_and_nothing_else():

@@ -41,6 +41,9 @@ class Half:
     def allows(self, token):
         return bool(self._allowed[token])
 
+    def allowed_of(self, tokens):
+        return filter(self.allows, tokens)
+
     def allowed(self):
         self.n_masks += 1
         return self._allowed
