@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from processes import PATIENCE_S
 
+from edgeinfer.bench import suites
 from edgeinfer.bench.batching import BATCH, PREFIX
-from edgeinfer.bench.report import FIELDS, JSON_ONLY_FIELDS
+from edgeinfer.bench.kv import KV
+from edgeinfer.bench.latency import LATENCY
+from edgeinfer.bench.report import FIELDS, JSON_ONLY_FIELDS, THROUGHPUT, Schema
 from edgeinfer.bench.speculation import SPECULATION
 from edgeinfer.bench.workloads import WORKLOADS
+from edgeinfer.cli.app import app
 
 
 def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "edgeinfer", "bench", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
 @pytest.mark.model
@@ -101,7 +109,84 @@ def test_a_wrong_width_is_exit_code_2(tmp_path: Path, suite: str, arguments: lis
 
 
 def test_an_unknown_suite_is_exit_code_2(tmp_path: Path) -> None:
-    assert _run(tmp_path / "any.gguf", "--suite", "kv").returncode == 2
+    done = _run(tmp_path / "any.gguf", "--suite", "wild", "-o", "json")
+    assert done.returncode == 2
+    assert "'wild'" in json.loads(done.stdout)[0]["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--suite", "latency", "-p", "5"],
+        ["--suite", "batch", "-d", "5"],
+        ["--suite", "speculation", "--parallel", "2"],
+        ["--suite", "all", "-o", "csv"],
+    ],
+)
+def test_what_a_suite_has_no_use_for_is_exit_code_2(tmp_path: Path, arguments: list[str]) -> None:
+    done = _run(tmp_path / "any.gguf", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.model
+def test_the_latency_suite_computes_every_prompt_anew(smollm2_gguf: Path) -> None:
+    done = _run(smollm2_gguf, "--suite", "latency", "-n", "6", "-r", "1", "-o", "jsonl")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [list(row) for row in rows] == [list(LATENCY.fields)] * 2
+    short, long = rows
+    assert short["n_prompt"] < 100 < long["n_prompt"]
+    for row in rows:
+        assert (row["n_gen"], row["cached_tokens"]) == (6, 0)
+        assert 0 < row["itl_p50_ms"] <= row["itl_p95_ms"] <= row["itl_max_ms"] < row["ttft_max_ms"] * 100
+
+
+@pytest.mark.model
+def test_the_kv_suite_tells_what_a_smaller_type_saves_and_changes(smollm2_gguf: Path) -> None:
+    done = _run(smollm2_gguf, "--suite", "kv", "-p", "4", "-n", "2", "-d", "40", "-r", "1", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [list(row) for row in rows] == [list(KV.fields)] * 3
+    assert [(row["type_k"], row["type_v"]) for row in rows] == [("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0")]
+    f16, q8_0, q4_0 = (row["kv_bytes_per_token"] for row in rows)
+    elements = 30 * 2 * 192  # layers, K and V, three heads of 64
+    assert f16 == pytest.approx(2 * elements, rel=0.01)
+    assert q8_0 == pytest.approx(34 / 32 * elements, rel=0.02)
+    assert q4_0 == pytest.approx(18 / 32 * elements, rel=0.03)
+    assert [row["same_top"] for row in rows[:2]] == [1, pytest.approx(1, abs=0.15)]
+    assert rows[0]["gen_ratio"] == rows[0]["prompt_ratio"] == 1
+    assert all(row["gen_ts"] > 0 and row["prompt_ts"] > 0 for row in rows)
+
+
+def test_all_suites_follow_each_other_in_one_document(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def suite(name: str, schema: Schema) -> Any:
+        def begin(what: Any, options: Any) -> Any:
+            asked.append((name, what.n_prompt, what.n_gen, what.n_depth, what.parallel))
+            row = dict.fromkeys(schema.fields, 1) | {"model_type": name, "workload": "w", "state": "s", "type_k": "f16"}
+            return schema, iter([row | {"type_v": "f16"}])
+
+        return begin
+
+    schemas = {"throughput": THROUGHPUT, "latency": LATENCY, "speculation": SPECULATION}
+    schemas |= {"batch": BATCH, "prefix": PREFIX, "kv": KV}
+    monkeypatch.setattr(suites, "_SUITES", {name: suite(name, schema) for name, schema in schemas.items()})
+    app(args=["bench", "m.gguf", "--suite", "all", "-n", "7", "-o", "json"], standalone_mode=False)
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["suite"] for row in rows] == list(schemas)
+    assert asked[0] == ("throughput", (512,), (7,), (0,), ())
+    assert asked[-1] == ("kv", (128,), (7,), (512, 4096), ())
+    app(args=["bench", "m.gguf", "--suite", "all", "-o", "sql"], standalone_mode=False)
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
+        database.executescript(capsys.readouterr().out)
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+    assert tables == {schema.table for schema in schemas.values()}
+    app(args=["bench", "m.gguf", "--suite", "all"], standalone_mode=False)
+    assert [len(part.splitlines()) for part in capsys.readouterr().out.split("\n\n")] == [3] * len(schemas)
 
 
 @pytest.mark.model
