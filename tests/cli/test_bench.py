@@ -67,6 +67,22 @@ def test_a_wrong_number_is_exit_code_2_and_valid_json(tmp_path: Path, arguments:
     assert json.loads(done.stdout)[0]["error"]["code"] == "usage"
 
 
+@pytest.mark.parametrize("asked", [["-o", "json"], ["-ojson"], ["--output", "json"], ["--output=json"]])
+@pytest.mark.parametrize("wrong", [["--wild"], ["-r", "few"], []], ids=["flag", "value", "no model"])
+def test_a_command_line_that_cannot_be_read_is_a_valid_document_too(asked: list[str], wrong: list[str]) -> None:
+    done = _run(*(["m.gguf"] if wrong else []), *asked, *wrong)
+    assert done.returncode == 2
+    (error,) = json.loads(done.stdout)
+    assert error["error"]["code"] == "usage"
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("format_", "n_lines"), [("jsonl", 1), ("csv", 0), ("sql", 0), ("md", 0), ("xml", 0)])
+def test_an_unknown_flag_has_the_formats_own_end(format_: str, n_lines: int) -> None:
+    done = _run("m.gguf", "--wild", "-o", format_)
+    assert (done.returncode, len(done.stdout.splitlines())) == (2, n_lines)
+
+
 def test_what_fails_at_once_leaves_no_head_of_a_table(tmp_path: Path) -> None:
     done = _run(tmp_path / "none.gguf")
     assert (done.returncode, done.stdout) == (3, "")
