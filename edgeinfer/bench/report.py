@@ -112,7 +112,7 @@ def _percent(fraction: float | None) -> str:
     return "" if fraction is None else f"{100 * fraction:.0f} %"
 
 
-def _label(row: Row) -> str:
+def row_label(row: Row) -> str:
     """`pp512`, `tg128 @ d4096`."""
     name = f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}"
     return name + (f" @ d{row['n_depth']}" if row["n_depth"] else "")
@@ -126,7 +126,7 @@ THROUGHPUT = Schema(
         Column("model", 18, lambda row: row["model_type"], is_text=True),
         Column("size", 9, lambda row: f"{row['model_size'] / 2**20:.1f} MiB"),
         Column("cpu", 3, lambda row: str(row["n_threads"])),
-        Column("test", 13, _label),
+        Column("test", 13, row_label),
         Column("t/s", 14, lambda row: f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}"),
         Column("ttft ms", 8, lambda row: _ms(row["ttft_ms"])),
         Column("itl ms", 6, lambda row: _ms(row["itl_p50_ms"])),

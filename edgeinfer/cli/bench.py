@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +19,7 @@ from edgeinfer.errors import EdgeinferError, InterruptedByUser, UsageError, last
 from edgeinfer.options import RuntimeOptions
 
 if TYPE_CHECKING:  # a wrong command line is told before anything is imported
-    from edgeinfer.bench.report import Report, Schema
+    from edgeinfer.bench.report import Report, Row, Schema
 
 _FORMATS = ("md", "json", "jsonl", "csv", "sql")
 _LENGTHS = ("-p", "-n", "-d", "--parallel")
@@ -75,6 +76,9 @@ def command(
     output: Annotated[
         str, typer.Option("-o", "--output", metavar="FORMAT", help="How to print it: " + ", ".join(_FORMATS) + ".")
     ] = "md",
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw it as well, into a .png or .svg file.")
+    ] = None,
     threads: Annotated[
         str, typer.Option("-t", "--threads", metavar="N,…", help="Thread counts [default: physical cores].")
     ] = "",
@@ -101,6 +105,10 @@ def command(
         suites = _suites(suite, lengths)
         if len(suites) > 1 and output == "csv":
             raise UsageError(f"--suite {suite} has several tables, csv holds one", "take another format or suite")
+        if plot is not None:
+            from edgeinfer.bench import plot as plots
+
+            plots.check(plot)
         from edgeinfer.bench.suites import Asked, begin
 
         run_options = replace(fixed_cache_types(options()), batch_size=batch_size, ubatch_size=ubatch_size)
@@ -112,10 +120,20 @@ def command(
             )
             asked = Asked(models, n_prompts, n_gens, n_depths, widths, thread_counts, repetitions)
             measured.append((name, *begin(name, asked, run_options)))
-        for name, schema, rows in measured:
-            report.begin(schema)
-            for row in rows:
-                report.row({"suite": name, **row} if len(suites) > 1 else row)
+        found = _print(report, measured)
+        if plot is not None:
+            plots.draw(found, plot)
+
+
+def _print(report: _Report, measured: list[tuple[str, Schema, Iterator[Row]]]) -> dict[str, list[Row]]:
+    """Print the rows of the suites while they are measured. Returns them by the suite's name."""
+    found: dict[str, list[Row]] = {}
+    for name, schema, rows in measured:
+        report.begin(schema)
+        for row in rows:
+            report.row({"suite": name, **row} if len(measured) > 1 else row)
+            found.setdefault(name, []).append(row)
+    return found
 
 
 def _suites(suite: str, lengths: dict[str, str]) -> tuple[str, ...]:
@@ -142,7 +160,7 @@ class _Report:
     def begin(self, schema: Schema) -> None:
         self._show(self._format.begin(schema))
 
-    def row(self, row: dict[str, Any]) -> None:
+    def row(self, row: Row) -> None:
         self._show(self._format.row(row))
 
     def end(self, error: EdgeinferError | None = None) -> None:
