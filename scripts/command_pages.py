@@ -58,13 +58,13 @@ def help_of(*command: str, columns: int = _COLUMNS) -> str:
 
 def page() -> str:
     """The whole of docs/commands.md."""
-    sections = (f"## {' '.join(('edgeinfer', *command))}\n\n```\n{text}\n```\n" for command, text in _helps(_COLUMNS))
+    sections = (f"## {' '.join(('edgeinfer', *command))}\n\n```\n{text}\n```\n" for command, text in helps(_COLUMNS))
     return "\n".join([BEGINNING, *sections])
 
 
 def man_page() -> str:
     """The whole of docs/edgeinfer.1, in roff."""
-    (_, about), *commands = _helps(_MAN_COLUMNS)
+    (_, about), *commands = helps(_MAN_COLUMNS)
     what_for = " ".join(about.split("\n\n")[1].split()).rstrip(".")
     lines = ['.TH EDGEINFER 1 "" edgeinfer', ".SH NAME", f"edgeinfer \\- {_roff(what_for)}"]
     lines += [".SH SYNOPSIS", ".B edgeinfer", "COMMAND [ARGUMENTS]...", ".br", ".B edgeinfer", "COMMAND \\-\\-help"]
@@ -78,13 +78,13 @@ def man_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _helps(columns: int, *group: str) -> Iterator[tuple[tuple[str, ...], str]]:
+def helps(columns: int, *group: str) -> Iterator[tuple[tuple[str, ...], str]]:
     """Every command of a group, itself first, with its help."""
     text = help_of(*group, columns=columns)
     yield group, text
     for line in text.partition("Commands:\n")[2].splitlines():
         if re.match(r"  \S", line):  # what goes on is indented further
-            yield from _helps(columns, *group, line.split()[0])
+            yield from helps(columns, *group, line.split()[0])
 
 
 def _plain(cell: str) -> str:
