@@ -124,17 +124,18 @@ def _rows(path: str | Path, test: Trial, kinds: list[Kind], repetitions: int, op
         about |= {"n_prompt": test.n_prompt, "n_gen": test.n_gen, "n_depth": test.n_depth, "repetitions": repetitions}
         backends: dict[Kind, NativeBackend | None] = {kinds[0]: model.backend}
         for kind in kinds[1:]:
-            backends[kind] = _backend(model, replace(usual, cache_type_k=kind[0], cache_type_v=kind[1]), stack)
+            backends[kind] = _backend(model, usual, kind, stack)
         figures = _figures(model, {kind: b for kind, b in backends.items() if b is not None}, test, repetitions)
     for kind in kinds:
         row = about | {"type_k": kind[0], "type_v": kind[1]} | figures.get(kind, {})
         yield {name: row.get(name) for name in KV.fields}
 
 
-def _backend(model: Model, options: RuntimeOptions, stack: contextlib.ExitStack) -> NativeBackend | None:
+def _backend(model: Model, usual: RuntimeOptions, kind: Kind, stack: contextlib.ExitStack) -> NativeBackend | None:
     try:
+        options = replace(usual, cache_type_k=kind[0], cache_type_v=kind[1])
         return stack.enter_context(NativeBackend(model.native, options))
-    except UsageError:
+    except UsageError:  # also where flash attention is off, or heads do not divide into blocks
         return None
 
 

@@ -175,6 +175,17 @@ def test_the_kv_suite_tells_what_a_smaller_type_saves_and_changes(smollm2_gguf: 
     assert all(row["gen_ts"] > 0 and row["prompt_ts"] > 0 for row in rows)
 
 
+@pytest.mark.model
+def test_types_that_cannot_be_are_rows_without_figures(smollm2_gguf: Path) -> None:
+    done = _run(smollm2_gguf, "--suite", "kv", "-p", "1", "-n", "1", "-d", "0", "-r", "1", "-fa", "off", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    assert [(row["type_v"], row["gen_ts"] is None) for row in json.loads(done.stdout)] == [
+        ("f16", False),
+        ("q8_0", True),
+        ("q4_0", True),
+    ]
+
+
 def test_all_suites_follow_each_other_in_one_document(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
