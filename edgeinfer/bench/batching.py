@@ -190,7 +190,8 @@ def _run(model: Model, prompts: Sequence[Tokens], n_gen: int) -> tuple[list[Gene
 
 def warm_up(model: Model) -> None:
     """The first pass of a context is slower than the others."""
-    _run(model, [_random(model, TAIL_TOKENS, seed=time.monotonic_ns() % 2**32)], 2)
+    n_tokens = max(1, min(TAIL_TOKENS, model.backend.n_ctx - 2))
+    _run(model, [_random(model, n_tokens, seed=time.monotonic_ns() % 2**32)], 2)
 
 
 def _random(model: Model, n_tokens: int, seed: int) -> Tokens:

@@ -2,9 +2,11 @@
 
 import pytest
 
-from edgeinfer.bench.latency import LATENCY, Heard, Suite, figures
+from edgeinfer.bench import latency
+from edgeinfer.bench.latency import LATENCY, Heard, Suite, figures, run
 from edgeinfer.bench.report import FORMATS
 from edgeinfer.errors import UsageError
+from edgeinfer.options import RuntimeOptions
 
 SLOW = Heard((100.0, 110.0, 120.0, 150.0), 4)
 FAST = Heard((50.0, 55.0, 60.0, 65.0), 4)
@@ -44,3 +46,14 @@ def test_every_format_shows_a_row_of_a_short_answer_too(format_, heard):
 def test_nothing_to_measure_is_refused(options):
     with pytest.raises(UsageError):
         Suite(**options)
+
+
+@pytest.mark.model
+def test_every_repetition_computes_its_prompt_anew(smollm2_gguf, monkeypatch):
+    monkeypatch.setattr(latency, "_ASKED", ("chat",))  # the other prompt takes seconds
+    (row,) = run([smollm2_gguf], Suite((6,), (None,), 2), RuntimeOptions(draft="off"))
+    assert list(row) == list(LATENCY.fields)
+    assert (row["workload"], row["n_gen"], row["cached_tokens"]) == ("chat", 6, 0)
+    assert row["n_prompt"] > 20
+    assert 0 < row["itl_p50_ms"] <= row["itl_p95_ms"] <= row["itl_max_ms"]
+    assert row["ttft_min_ms"] > row["itl_p50_ms"], "a prompt of tens of tokens takes longer than a token"

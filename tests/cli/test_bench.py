@@ -146,19 +146,6 @@ def test_what_a_suite_has_no_use_for_is_exit_code_2(tmp_path: Path, arguments: l
 
 
 @pytest.mark.model
-def test_the_latency_suite_computes_every_prompt_anew(smollm2_gguf: Path) -> None:
-    done = _run(smollm2_gguf, "--suite", "latency", "-n", "6", "-r", "1", "-o", "jsonl")
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [list(row) for row in rows] == [list(LATENCY.fields)] * 2
-    short, long = rows
-    assert short["n_prompt"] < 100 < long["n_prompt"]
-    for row in rows:
-        assert (row["n_gen"], row["cached_tokens"]) == (6, 0)
-        assert 0 < row["itl_p50_ms"] <= row["itl_p95_ms"] <= row["itl_max_ms"] < row["ttft_max_ms"] * 100
-
-
-@pytest.mark.model
 def test_the_kv_suite_tells_what_a_smaller_type_saves_and_changes(smollm2_gguf: Path) -> None:
     done = _run(smollm2_gguf, "--suite", "kv", "-p", "4", "-n", "2", "-d", "40", "-r", "1", "-o", "json")
     assert done.returncode == 0, done.stderr
@@ -175,15 +162,11 @@ def test_the_kv_suite_tells_what_a_smaller_type_saves_and_changes(smollm2_gguf: 
     assert all(row["gen_ts"] > 0 and row["prompt_ts"] > 0 for row in rows)
 
 
-@pytest.mark.model
-def test_types_that_cannot_be_are_rows_without_figures(smollm2_gguf: Path) -> None:
-    done = _run(smollm2_gguf, "--suite", "kv", "-p", "1", "-n", "1", "-d", "0", "-r", "1", "-fa", "off", "-o", "json")
+def test_types_that_cannot_be_are_rows_without_figures(tiny_gguf: Path) -> None:
+    done = _run(tiny_gguf, "--suite", "kv", "-p", "1", "-n", "1", "-d", "0", "-r", "1", "-fa", "off", "-o", "json")
     assert done.returncode == 0, done.stderr
-    assert [(row["type_v"], row["gen_ts"] is None) for row in json.loads(done.stdout)] == [
-        ("f16", False),
-        ("q8_0", True),
-        ("q4_0", True),
-    ]
+    found = {row["type_v"]: row["gen_ts"] is None for row in json.loads(done.stdout)}
+    assert found == {"f16": False, "q8_0": True, "q4_0": True}
 
 
 def test_all_suites_follow_each_other_in_one_document(

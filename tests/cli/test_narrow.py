@@ -13,6 +13,7 @@ from checkpoints import write_checkpoint
 from processes import PATIENCE_S
 from terminals import Terminal
 
+from edgeinfer.bench.batching import BATCH
 from edgeinfer.cli import table
 
 COLUMNS = 20
@@ -84,8 +85,8 @@ def test_measured_tables_and_their_progress(tiny_gguf: Path, home: Path, tmp_pat
     lines = _shown(*COMMAND, "eval", tiny_gguf, "-f", text, "-c", 64)
     assert any(line.startswith("perplexity") for line in lines)
     assert not [line for line in lines if "%" in line], "a bar was left"
-    lines = _shown(*COMMAND, "bench", tiny_gguf, "-p", 4, "-n", 2, "-r", 1)
-    assert "".join(lines).count("|") == 4 * 9
+    lines = _shown(*COMMAND, "bench", tiny_gguf, "--suite", "batch", "-p", 4, "-n", 2, "--parallel", 1)
+    assert "".join(lines).count("|") == 3 * (1 + len(BATCH.columns))
 
 
 def test_a_batch_counts_in_one_line_and_ends_with_the_sum(tiny_gguf: Path, home: Path, tmp_path: Path) -> None:
