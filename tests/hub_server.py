@@ -157,5 +157,5 @@ def serving(folder: Path) -> Iterator[Hub]:
     finally:
         hub.go_on.set()
         server.shutdown()
-        thread.join()
+        thread.join(PATIENCE_S)
         server.server_close()

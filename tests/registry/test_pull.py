@@ -239,6 +239,7 @@ def test_from_the_command_line(hub: Hub, tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
+            timeout=PATIENCE_S,
         )
 
     done = run("models", "pull", "org/tiny", "--as", "default", "--json")
