@@ -12,6 +12,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import watched
 
 from edgeinfer.api.sessions import SavedSession, SessionFile, existing_session
 from edgeinfer.errors import NotFoundError, ResourceError, UnusableInputError, UsageError
@@ -139,7 +140,7 @@ def test_kill_9_at_a_random_moment_of_saving_keeps_a_whole_conversation():
     n_before = 0
     for _ in range(4):
         command = [sys.executable, "-c", WRITER, *filter(None, map(os.path.abspath, sys.path))]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with watched(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
             assert process.stdout.readline() == "ready\n", "the killed one's lock is gone with it"
             for _ in range(rng.randrange(1, 12)):
                 written = process.stdout.readline()

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import llama_config, random_tensors, write_checkpoint, write_safetensors
-from processes import PATIENCE_S
+from processes import PATIENCE_S, watched
 
 from edgeinfer.api.convert import convert
 from edgeinfer.convert import output
@@ -287,7 +287,7 @@ class TestProcesses:
             folder.mkdir()
             paths = filter(None, map(os.path.abspath, sys.path))
             command = [sys.executable, "-c", ENDLESS, str(checkpoint), str(folder), *paths]
-            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            with watched(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
                 assert process.stdout
                 n_done = int(process.stdout.readline())
                 time.sleep(rng.uniform(0, 0.1))

@@ -14,7 +14,7 @@ import pytest
 from ggufs import write_gguf
 from hub_server import COMMIT, Hub
 from huggingface_hub import constants
-from processes import PATIENCE_S
+from processes import PATIENCE_S, watched
 
 from edgeinfer.api.files import resolve
 from edgeinfer.api.models import default_model, list_models, pull_model, remove_model
@@ -145,17 +145,15 @@ def test_a_kill_in_the_middle_loses_nothing_and_leaves_no_half_of_a_model(
     hub.stall = names[1], n_sent
     command = [sys.executable, "-c", PULL, hub.url, str(tmp_path / "cache")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))}
-    with subprocess.Popen(command, env=env) as process:
-        try:
-            assert hub.stalled.wait(PATIENCE_S)
-            n_looks = 0
-            while n_sent and not _begun(tmp_path):
-                n_looks += 1
-                assert process.poll() is None
-                assert n_looks * 0.02 < PATIENCE_S
-                time.sleep(0.02)
-        finally:
-            process.kill()
+    with watched(subprocess.Popen(command, env=env)) as process:
+        assert hub.stalled.wait(PATIENCE_S)
+        n_looks = 0
+        while n_sent and not _begun(tmp_path):
+            n_looks += 1
+            assert process.poll() is None
+            assert n_looks * 0.02 < PATIENCE_S
+            time.sleep(0.02)
+        process.kill()
     n_begun = _begun(tmp_path)
     assert bool(n_begun) == bool(n_sent)
     assert list_models() == []
