@@ -67,6 +67,32 @@ def test_a_benchmark_ends_at_once_and_its_document_is_valid(
     assert document[-1]["error"]["code"] == "interrupted"
 
 
+@pytest.mark.model
+def test_kill_9_in_an_answer_keeps_the_conversation_before_it(
+    smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEINFER_HOME", str(tmp_path))
+    command = [sys.executable, "-m", "edgeinfer", "run", str(smollm2_gguf), "--session", "s", "-n", "4"]
+    session = tmp_path / "sessions" / "s.json"
+
+    def say(text: str) -> int:
+        return subprocess.run(
+            [*command, text], stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S, check=False
+        ).returncode
+
+    assert say("My name is Anna.") == 0
+    before = session.read_bytes()
+    with started("run", smollm2_gguf, "--session", "s", "Tell a story.", "--ignore-eos") as process:
+        assert process.stdout is not None
+        assert len(process.stdout.read(10)) == 10
+        process.kill()
+        process.stdout.read()
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
+    assert session.read_bytes() == before
+    assert say("What is my name?") == 0, "neither the session's lock nor the prefix cache is in its way"
+    assert len(json.loads(session.read_bytes())["messages"]) == 4
+
+
 @pytest.fixture(scope="module")
 def hopeless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with a token that stands twice in its vocabulary, over which the C library ends the process."""
