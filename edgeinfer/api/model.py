@@ -15,6 +15,7 @@ from edgeinfer.api.answers import Answers
 from edgeinfer.api.draft_model import DraftModel, open_draft
 from edgeinfer.api.draft_plan import DraftPlan
 from edgeinfer.api.drafts import CostFile, draft_notes, open_drafting
+from edgeinfer.api.pass_work import pass_work
 from edgeinfer.api.prefix_cache import open_prefix_cache
 from edgeinfer.api.vocabulary import Wrap
 from edgeinfer.cache.prefix import CLOSE_WAIT_S, DiskPrefixCache
@@ -90,7 +91,7 @@ def open_model(
             backend,
             NativeSamplerFactory(native.vocabulary),
             cache,
-            limits=Limits(max_sequences, latency_target_ms=latency_target_ms),
+            limits=Limits(max_sequences, latency_target_ms=latency_target_ms, work=pass_work(header, plan.placement)),
             max_request_tokens=max_request_tokens,
             remember_shared_only=remember_shared_only,
             drafting=open_drafting(

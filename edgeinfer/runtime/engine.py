@@ -61,9 +61,10 @@ class Engine:
         self._max_tokens = min(backend.n_ctx, max_request_tokens or backend.n_ctx)
         self._residency = Residency(backend, prefix_cache)
         self.drafting = drafting if drafting and backend.capabilities.can_trim else Drafting((), backend.n_vocab, clock)
-        self.pace = Pace()
+        limits = _clamp(limits, backend)
+        self.pace = Pace(limits.work)
         self._swap = Swap(self._residency, self.pace, clock)
-        self._scheduler: Scheduler[Generation] = Scheduler(_clamp(limits, backend), self.pace)
+        self._scheduler: Scheduler[Generation] = Scheduler(limits, self.pace)
         self._remember_shared_only = remember_shared_only
         self._grown: list[Generation] = []
         """Whose prompts have been computed further since the prefix cache saw them."""
