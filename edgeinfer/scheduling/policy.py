@@ -34,6 +34,8 @@ class Limits:
 
     max_running: int
     max_waiting: int = 4096
+    max_request_tokens: int | None = None
+    """How many tokens, prompt and answer, one request may have of the context that all share; None for all."""
     max_step_tokens: int = 512
     """Of one forward pass: llama.cpp's micro-batch, and what an abort can lose."""
     work: Work | None = None
