@@ -14,6 +14,7 @@ from pathlib import Path
 
 PATIENCE_S = 300
 """How long a command that is bound to end, or to say something, may take before a test calls it stuck."""
+_LOOK_S = 0.05
 
 
 def default_signals() -> None:
@@ -41,8 +42,11 @@ def started(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
 
 def wait_for_cpu_s(process: subprocess.Popen[bytes], seconds: float) -> None:
     """Wait until the process has taken so much processor time, or is at its end."""
+    n_looks = 0  # not the clock: whoever stops the tests for a while stops the program as well
     while process.poll() is None and _cpu_s(process.pid) < seconds:
-        time.sleep(0.05)
+        n_looks += 1
+        assert n_looks * _LOOK_S < PATIENCE_S, "the process waits for something"
+        time.sleep(_LOOK_S)
 
 
 def cpu_s_to_the_end(process: subprocess.Popen[bytes]) -> float:

@@ -18,6 +18,7 @@ from edgeinfer.cli import console
 from edgeinfer.errors import InterruptedByUser
 
 _ASK_AGAIN_S = 0.02
+_WATCHER_ENDS_S = 1.0
 
 
 class Terminated(SystemExit):
@@ -83,8 +84,9 @@ def on_interrupt(stop: Callable[[int], None]) -> Iterator[list[int]]:
         signal.set_wakeup_fd(previous_fd)
         signal.signal(signal.SIGINT, previous)
         os.close(writer)
-        watcher.join()
-        os.close(reader)
+        watcher.join(_WATCHER_ENDS_S)  # a child process that was forked meanwhile may have the pipe open as well
+        if not watcher.is_alive():
+            os.close(reader)
 
 
 def interrupted_by(number: int) -> str:

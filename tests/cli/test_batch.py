@@ -183,9 +183,11 @@ def waiting(*arguments, **options):
     with subprocess.Popen([*COMMAND, *map(str, arguments)], **pipes, **default) as process:
         process.stdin.write(lines([{"prompt": "a", "max_tokens": 2}] * 2).encode())
         process.stdin.flush()
-        assert [json.loads(process.stdout.readline())["id"] for _ in range(2)] == [1, 2]
-        yield process
-        process.kill()
+        try:
+            assert [json.loads(process.stdout.readline())["id"] for _ in range(2)] == [1, 2]
+            yield process
+        finally:  # else leaving the block would wait for a process that is stuck
+            process.kill()
 
 
 @pytest.mark.parametrize("way", ["reader", "SIGINT", "SIGTERM"])

@@ -2,11 +2,13 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from contextlib import suppress
 
 import pytest
-from processes import ended_cpu_s
+from processes import PATIENCE_S, ended_cpu_s
 
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.runtime.template import MAX_TEMPLATE_CHARS, ChatTemplate
@@ -109,8 +111,6 @@ def test_a_template_that_writes_nothing_is_at_fault():
 
 
 def test_rendering_leaves_no_process_and_works_beside_threads():
-    import os
-
     done = threading.Event()
     thread = threading.Thread(target=done.wait)
     thread.start()
@@ -122,6 +122,21 @@ def test_rendering_leaves_no_process_and_works_beside_threads():
         thread.join()
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no child process without fork")
+def test_a_child_whose_parent_has_gone_goes_too():
+    """Otherwise it would keep the standard streams open: whoever reads the program's output would wait for ever."""
+    script = """
+import os, signal
+from edgeinfer.runtime import template
+template.preload()
+signal.set_wakeup_fd(os.open(os.devnull, os.O_WRONLY | os.O_NONBLOCK), warn_on_full_buffer=False)
+template._read_all = lambda *_: os._exit(3)  # a signal ends the program in the middle of rendering
+template.ChatTemplate("{{ 'x' * 1000000 }}").render([])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"", b"")
 
 
 def test_any_unicode_comes_back():
