@@ -12,6 +12,7 @@ from fetch_model import fetch
 from golden_embeddings import unpack_checkpoint
 from hypothesis import HealthCheck, settings
 from make_checkpoint import cached_checkpoint
+from processes import do_not_ignore_signals
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers share the cores: a thread that waits for another must not keep one busy.
@@ -19,6 +20,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # How fast examples come says nothing on a loaded machine.
 settings.register_profile("edgeinfer", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("edgeinfer")
+do_not_ignore_signals()
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +74,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if {"smollm2_gguf", "smollm2_checkpoint", "minilm_checkpoint"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.model)
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(0))
     if "slow" not in config.option.markexpr:
         slow = [item for item in items if item.get_closest_marker("slow")]
         items[:] = [item for item in items if item not in slow]

@@ -11,28 +11,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 PATIENCE_S = 300
 """How long a command that is bound to end, or to say something, may take before a test calls it stuck."""
 _LOOK_S = 0.05
 
 
-def default_signals() -> None:
-    """Whoever runs the tests may ignore signals (nohup does), and children inherit that."""
+def do_not_ignore_signals() -> None:
+    """Whoever runs the tests may ignore signals (nohup does), and commands inherit that, but no handler."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @contextmanager
-def started(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+def started(*arguments: object, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """`edgeinfer` with these arguments, killed at the end of the block if it still runs."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "edgeinfer", *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=default_signals,
-    )
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-m", "edgeinfer", *map(str, arguments)], **{**pipes, **options})
     with process:
         try:
             yield process

@@ -31,9 +31,6 @@ class Terminal:
         self.output = b""
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
-            # Whoever runs the tests may ignore it, and children inherit that.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)
             path = {"PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm-256color"}
             # Set by some runners of tests, they would stand for the window's size.
             rest = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from array import array
 from collections.abc import Iterator
 from contextlib import suppress
@@ -73,7 +75,8 @@ class Output:
             is_file = path.is_file() or not is_there
             if is_there and is_file and not resume:
                 raise UsageError(f"{path} exists already", "--resume goes on with it; or remove it")
-            self._file: BinaryIO = path.open(("r+b" if is_there else "xb") if is_file else "wb")
+            # Without a buffer: what a signal broke off must not be written by closing, which a full pipe would hold up.
+            self._file = path.open(("r+b" if is_there else "xb") if is_file else "wb", buffering=0)
         except OSError as error:
             raise self._unwritable(error) from None
         try:
@@ -97,8 +100,12 @@ class Output:
     def write(self, document: Any) -> None:
         """Append a row; it is the system's before this returns, so that the process may be killed."""
         try:
-            self._file.write(encode(document))
-            self._file.flush()
+            rest = memoryview(encode(document))
+            while rest:
+                n_written = self._file.write(rest)
+                if n_written is None:
+                    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+                rest = rest[n_written:]
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -128,14 +135,15 @@ class Output:
 
     def _resume(self) -> None:
         hashes, end = array("Q"), 0
-        while line := self._file.readline(_MAX_NBYTES + 1):
-            if line.endswith(b"\n"):
-                hashes.append(int(self._hash_of_row(line, len(hashes) + 1)))
-                end += len(line)
-            elif len(line) <= _MAX_NBYTES and line[: len(_BEGINNING)] == _BEGINNING[: len(line)]:
-                break
-            else:
-                raise self._foreign(len(hashes) + 1)
+        with open(self._file.fileno(), "rb", closefd=False) as reader:
+            while line := reader.readline(_MAX_NBYTES + 1):
+                if line.endswith(b"\n"):
+                    hashes.append(int(self._hash_of_row(line, len(hashes) + 1)))
+                    end += len(line)
+                elif len(line) <= _MAX_NBYTES and line[: len(_BEGINNING)] == _BEGINNING[: len(line)]:
+                    break
+                else:
+                    raise self._foreign(len(hashes) + 1)
         self.n_rows = len(hashes)
         self._hashes, self._counts = np.unique(np.array(hashes, np.uint64), return_counts=True)
         try:

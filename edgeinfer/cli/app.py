@@ -51,6 +51,13 @@ def main() -> NoReturn:
     """Run the command line and exit with the contract's code."""
     console.prepare_streams()
     prepare_signals()
+    try:
+        _run()
+    except SystemExit as ending:
+        console.leave(ending.code if isinstance(ending.code, int) else 0)
+
+
+def _run() -> NoReturn:
     options, rest = _split(sys.argv[1:])
     debug = "--debug" in options
     as_json = "--json" in options

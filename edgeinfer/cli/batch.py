@@ -6,7 +6,6 @@ import contextlib
 import os
 import stat
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +22,6 @@ from edgeinfer.errors import InterruptedByUser, UsageError
 from edgeinfer.options import RuntimeOptions
 
 _STANDARD_STREAM = "-"
-_WRITE_WAIT_S = 0.5
-"""How long a signal waits for a row that is being written."""
 
 
 @with_groups(options=answering)
@@ -87,20 +84,9 @@ def command(
                 console.leave_without_reader()
 
         work.on_step = on_step
-        written = threading.Event()
-        written.set()
-
-        def stop(number: int) -> None:
-            work.stop()
-            if not written.wait(_WRITE_WAIT_S):  # a pipe that is full, and a write to it knows no Ctrl-C
-                error = InterruptedByUser("interrupted, and nobody reads the output")
-                console.fail_at_once(error, as_json=False, code=128 + number)
-
-        with on_interrupt(stop):
+        with on_interrupt(lambda _: work.stop()):
             for entry in work:
-                written.clear()
                 write(document(entry))
-                written.set()
                 meter.count(entry.row.end_nbytes, failed=entry.error is not None)
         meter.end()
         if work.stopped:
@@ -135,4 +121,9 @@ def _output(
     from edgeinfer.api.jsonl import Output
 
     file = stack.enter_context(Output(Path(output), resume=resume))
-    return file.write, file.take, file.n_rows
+
+    def write(row: Any) -> None:
+        with console.writes.one():
+            file.write(row)
+
+    return write, file.take, file.n_rows

@@ -109,7 +109,7 @@ class Chat:
     def _shown(self, start: Callable[[], AnswerStream]) -> Answer:
         from edgeinfer.cli.terminal import without_echo
 
-        with on_interrupt(lambda _: self._interrupt()) as received, without_echo():
+        with on_interrupt(lambda _: self._interrupt(), goes_on=True) as received, without_echo():
             stream = start()
             if note := self._talk.dropped_note():
                 console.note(f"note: {note}")

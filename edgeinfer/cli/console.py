@@ -7,10 +7,33 @@ import json
 import os
 import select
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from edgeinfer.errors import EdgeinferError, ResourceError
+
+
+class Writes:
+    """Counts what is written, so that another thread can tell when a write waits for somebody who does not read."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.done = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """A write. One that a signal breaks off is never done."""
+        self.begun += 1
+        try:
+            yield
+        except Exception:
+            self.done += 1
+            raise
+        self.done += 1
+
+
+writes = Writes()
 
 
 def prepare_streams() -> None:
@@ -65,13 +88,17 @@ def write(text: str) -> None:
     The command library would turn the BrokenPipeError into exit code 1, so it does not get to see it.
     """
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        with writes.one():
+            sys.stdout.write(text)
+            sys.stdout.flush()
     except OSError as error:
         _drop_stdout()
         if isinstance(error, BrokenPipeError):
             raise SystemExit(141) from None
         raise ResourceError(f"standard output cannot be written ({error.strerror})", "free some space") from None
+    except BaseException:  # a signal: nobody may wait for who has not read so far
+        _drop_stdout()
+        raise
 
 
 def leave_without_reader() -> None:
@@ -85,24 +112,27 @@ def leave_without_reader() -> None:
 
 
 def _drop_stdout() -> None:
-    """Python flushes stdout again at exit and would complain again."""
+    """Python flushes stdout again at exit, and would complain, or wait, again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def note(text: str) -> None:
     """Tell a person something, on stderr; there is nobody to tell when that fails."""
-    with suppress(OSError):
+    with suppress(OSError), writes.one():
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 
 
 def leave(code: int) -> NoReturn:
-    """Exit at once, when all the work is done: to free a loaded vocabulary piece by piece takes 50 ms.
+    """Exit at once, when all the work is done.
 
-    The operating system takes the memory back in one go.
+    The operating system takes the memory back in one go, where to free a loaded vocabulary piece by piece takes 50 ms.
+    And threads that still read or import would be frozen by the interpreter's end in the middle of something that the
+    destructors of the C libraries can wait for.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # what was written through `write` has been flushed, and its failure told
+            stream.flush()
     os._exit(code)
 
 

@@ -19,6 +19,8 @@ from edgeinfer.errors import InterruptedByUser
 
 _ASK_AGAIN_S = 0.02
 _WATCHER_ENDS_S = 1.0
+_UNREAD_S = 0.5
+"""A write that takes this long after a signal waits for somebody who does not read."""
 
 
 class Terminated(SystemExit):
@@ -53,21 +55,26 @@ def _ask_again(lost: Any) -> None:
 
 
 @contextmanager
-def on_interrupt(stop: Callable[[int], None]) -> Iterator[list[int]]:
+def on_interrupt(stop: Callable[[int], None], *, goes_on: bool = False) -> Iterator[list[int]]:
     """Within the block, Ctrl-C and a termination call `stop` with the signal's number, from another thread, at once.
 
     Ctrl-C raises nothing then; a termination still does, as soon as Python is back in the main thread. The
     interpreter's C handler writes the signal's number to a pipe without waiting for the main thread; a thread that
-    sleeps on the pipe does the rest. Gives the list of the signals' numbers, which grows.
+    sleeps on the pipe does the rest. Gives the list of the signals' numbers, which grows. Unless the program
+    `goes_on` afterwards, what the block still writes must be read: a write to a pipe that is full knows no Ctrl-C, so
+    the program ends where one takes long.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     received: list[int] = []
+    left = threading.Event()
     ending = {getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")}
 
     def watch() -> None:
         while number := os.read(reader, 1):
             if number[0] in ending:
+                if not received and not goes_on:
+                    threading.Thread(target=_end_unread, args=(number[0], left), daemon=True).start()
                 received.append(number[0])
                 stop(number[0])
 
@@ -81,12 +88,25 @@ def on_interrupt(stop: Callable[[int], None]) -> Iterator[list[int]]:
     try:
         yield received
     finally:
+        left.set()
         signal.set_wakeup_fd(previous_fd)
         signal.signal(signal.SIGINT, previous)
         os.close(writer)
         watcher.join(_WATCHER_ENDS_S)  # a child process that was forked meanwhile may have the pipe open as well
         if not watcher.is_alive():
             os.close(reader)
+
+
+def _end_unread(number: int, left: threading.Event) -> None:
+    """End the program when one write takes too long before the block is left."""
+    seen = 0
+    while not left.wait(_UNREAD_S):
+        begun, done = console.writes.begun, console.writes.done
+        if done < begun == seen:
+            threading.Timer(_UNREAD_S, os._exit, [128 + number]).start()  # stderr may be the same pipe
+            error = InterruptedByUser(f"{interrupted_by(number)}, and nobody reads the output")
+            console.fail_at_once(error, as_json=False, code=128 + number)
+        seen = begun
 
 
 def interrupted_by(number: int) -> str:

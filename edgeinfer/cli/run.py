@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # the heavy parts are imported when there is something to run
     from edgeinfer.grammar.nodes import Grammar
     from edgeinfer.runtime.answer import AnswerStream
     from edgeinfer.runtime.session import OnOverflow
+    from edgeinfer.types import Answer
 
 
 @with_groups(sampling=sampling_options.sampling, options=answering)
@@ -170,16 +171,20 @@ def _show(model: Model, stream: AnswerStream, *, as_json: bool) -> int:
         for piece in stream:
             if not as_json:
                 output.write(piece)
-    if as_json:
-        envelope = dataclasses.asdict(stream.answer)
-        envelope["timings"] = {name: round(value, 3) for name, value in envelope["timings"].items()}
-        for name in ("logprobs", "reasoning"):
-            if envelope[name] is None:
-                del envelope[name]
-        console.result_json(envelope)
-    else:
-        output.end()
+        if as_json:
+            console.result_json(_envelope(stream.answer))
+        else:
+            output.end()
     return 128 + signals[0] if stream.answer.finish_reason == "interrupted" else 0
+
+
+def _envelope(answer: Answer) -> dict[str, Any]:
+    envelope = dataclasses.asdict(answer)
+    envelope["timings"] = {name: round(value, 3) for name, value in envelope["timings"].items()}
+    for name in ("logprobs", "reasoning"):
+        if envelope[name] is None:
+            del envelope[name]
+    return envelope
 
 
 def _load(model: str, options: RuntimeOptions, *, verbose: bool) -> Model:

@@ -125,7 +125,7 @@ class NativeBackend:
     def forward(self, rows: Sequence[Row]) -> Logits | Refusal:
         """Run the rows as one batch; see `types.Backend.forward`."""
         n_tokens, n_outputs = self._batch.fill(rows, self._n_vocab)
-        library.forget_errors()
+        library.clear_errors()
         code = int(llama.llama_decode(self._open_handle, self._batch.struct))
         if self._observer is not None:
             self._observer.check()

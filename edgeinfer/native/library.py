@@ -136,9 +136,13 @@ def muted() -> Iterator[None]:
 
 def forget_errors() -> None:
     """Start a new collection of errors, before a call whose failure is to be explained."""
-    _errors.clear()
     # Whoever imports the bindings' own package in this process puts its callback in the place of ours.
     llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
+    clear_errors()
+
+
+clear_errors = _errors.clear
+"""The same where it is done for every token: the call into the library costs 13 microseconds."""
 
 
 def last_error() -> str:

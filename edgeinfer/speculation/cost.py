@@ -26,7 +26,7 @@ class CostCurve:
     """
 
     def __init__(self, shape: dict[int, float] | None = None) -> None:
-        known = {rows: cost for rows, cost in (shape or {}).items() if rows > 1}  # one row is the unit
+        known = {rows: max(1.0, cost) for rows, cost in (shape or {}).items() if rows > 1}  # one row is the unit
         self._at = {rows: known.get(rows, cost) for rows, cost in _ASSUMED.items()}
         self._seen = {rows: _FIRST_SHAPE_WEIGHT / _SHAPE_WEIGHT if rows in known else 0.0 for rows in _ASSUMED}
         """How many steps there were near it."""
@@ -70,13 +70,19 @@ class CostCurve:
         for knot, part in ((above, share), (below, 1 - share)):
             if knot > 1 and part > 0:
                 weight = max(_SHAPE_WEIGHT, _FIRST_SHAPE_WEIGHT / (1 + self._seen[knot]))
-                self._at[knot] *= 1 + part * weight * (ratio - 1)
+                self._at[knot] = max(1.0, self._at[knot] * (1 + part * weight * (ratio - 1)))
                 self._seen[knot] += part
         self._fill()
 
     def _fill(self) -> None:
-        """The table of all rows. More rows never take less time, whatever single steps took."""
-        costs = list(itertools.accumulate(self._at.values(), max))
+        """The table of all rows.
+
+        What was seen counts, also where more rows take less time: four fill a kernel that three leave a part of empty.
+        Numbers of rows that were not seen take no less than fewer do.
+        """
+        costs: list[float] = []
+        for rows, cost in self._at.items():
+            costs.append(cost if self._seen[rows] or not costs else max(cost, costs[-1]))
         self._table = [0.0]
         for (below, above), (low, high) in zip(itertools.pairwise(_KNOTS), itertools.pairwise(costs), strict=True):
             self._table += [low + (high - low) * i / (above - below) for i in range(above - below)]

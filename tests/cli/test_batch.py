@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from processes import PATIENCE_S, cpu_s_to_the_end, default_signals, started
+from processes import PATIENCE_S, cpu_s_to_the_end, started
 
 COMMAND = [sys.executable, "-m", "edgeinfer", "batch"]
 
@@ -178,16 +178,11 @@ def test_rows_that_are_appended_to_while_they_are_read_are_refused(tiny_gguf, tm
 @contextlib.contextmanager
 def waiting(*arguments, **options):
     """A batch that has answered two rows and waits for more."""
-    default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*COMMAND, *map(str, arguments)], **pipes, **default) as process:
+    with started("batch", *arguments, stdin=subprocess.PIPE) as process:
         process.stdin.write(lines([{"prompt": "a", "max_tokens": 2}] * 2).encode())
         process.stdin.flush()
-        try:
-            assert [json.loads(process.stdout.readline())["id"] for _ in range(2)] == [1, 2]
-            yield process
-        finally:  # else leaving the block would wait for a process that is stuck
-            process.kill()
+        assert [json.loads(process.stdout.readline())["id"] for _ in range(2)] == [1, 2]
+        yield process
 
 
 @pytest.mark.parametrize("way", ["reader", "SIGINT", "SIGTERM"])
@@ -204,10 +199,7 @@ def test_waiting_for_input_it_ends_at_once(tiny_gguf, way):
 def test_a_pipe_that_stays_open_does_not_hold_up_ctrl_c(tiny_gguf, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    command = [*COMMAND, str(tiny_gguf), str(pipe)]
-    with subprocess.Popen(command, **pipes, **default) as process, pipe.open("wb", buffering=0) as writer:
+    with started("batch", tiny_gguf, pipe) as process, pipe.open("wb", buffering=0) as writer:
         writer.write(lines([{"prompt": "a", "max_tokens": 2}]).encode())
         assert process.stdout.readline()
         process.send_signal(signal.SIGINT)
@@ -216,9 +208,8 @@ def test_a_pipe_that_stays_open_does_not_hold_up_ctrl_c(tiny_gguf, tmp_path):
 
 def test_a_reader_that_leaves_is_noticed_in_the_middle_of_a_row(tiny_gguf):
     rows = [{"prompt": "a", "max_tokens": 1}, {"prompt": "b", "ignore_eos": True}]
-    command = [*COMMAND, str(tiny_gguf), "-", "-c", "200000", "--no-prefix-cache"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, **pipes) as process:
+    command = ("batch", tiny_gguf, "-", "-c", 200000, "--no-prefix-cache")
+    with started(*command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         process.stdin.write(lines(rows).encode())
         process.stdin.close()
         assert process.stdout.readline()
@@ -226,30 +217,33 @@ def test_a_reader_that_leaves_is_noticed_in_the_middle_of_a_row(tiny_gguf):
         assert process.wait(PATIENCE_S) == 141
 
 
-@pytest.mark.parametrize(("name", "goes_to_file"), [("SIGINT", False), ("SIGTERM", True)])
-def test_a_signal_ends_it_when_nobody_reads_its_pipe(tiny_gguf, tmp_path, name, goes_to_file):
+@pytest.mark.parametrize("wait_s", [0, 0.2])  # between two rows, or into the write
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("goes_to_file", [False, True])
+def test_a_signal_ends_it_when_nobody_reads_its_pipe(tiny_gguf, tmp_path, name, goes_to_file, wait_s):
     source, pipe = tmp_path / "in.jsonl", tmp_path / "pipe"
     source.write_text(lines({"id": "i" * 5000 + str(i), "prompt": "a", "max_tokens": 1} for i in range(60)))
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    command = [*COMMAND, str(tiny_gguf), str(source), "--no-prefix-cache", *(["-o", str(pipe)] if goes_to_file else [])]
-    with pipe.open("wb") as writer:
-        options = {"stdin": subprocess.DEVNULL, "stdout": writer, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen(command, preexec_fn=default_signals, **options) as process:
-            wait_until_it_waits_for_a_reader(process, pipe)
-            process.send_signal(getattr(signal, name))
-            assert process.wait(PATIENCE_S) == {"SIGINT": 130, "SIGTERM": 143}[name]
+    output = ("-o", pipe) if goes_to_file else ()
+    with (
+        pipe.open("wb") as writer,
+        started("batch", tiny_gguf, source, "--no-prefix-cache", *output, stdout=writer) as process,
+    ):
+        wait_until_full(pipe, process)
+        time.sleep(wait_s)
+        process.send_signal(getattr(signal, name))
+        assert process.wait(PATIENCE_S) == {"SIGINT": 130, "SIGTERM": 143}[name]
     os.close(reader)
 
 
-def wait_until_it_waits_for_a_reader(process, pipe):
-    """A pipe that is full takes nothing more from anybody."""
+def wait_until_full(pipe, process):
+    """Wait until a pipe takes nothing more from anybody."""
     probe = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
     poll = select.poll()
     poll.register(probe, select.POLLOUT)
     deadline = time.monotonic() + PATIENCE_S
     while poll.poll(0) and process.poll() is None:
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.002)
     os.close(probe)
-    time.sleep(0.2)  # into the write

@@ -1,10 +1,13 @@
 """`edgeinfer run` as a shell script sees it."""
 
+import fcntl
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from processes import PATIENCE_S, cpu_s_to_the_end, started, wait_for_cpu_s
@@ -312,3 +315,19 @@ def test_a_full_context_drops_the_oldest_turns_only_when_asked(smollm2_gguf, tmp
     assert b"note: the context is full: the 2 oldest turns (" in done.stderr  # a quarter of it is free again
     saved = json.loads((tmp_path / "sessions" / "full.json").read_text())
     assert (len(saved["messages"]), saved["dropped_messages"]) == (6, 4)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_ends_it_when_nobody_reads_its_pipe(tiny_gguf, name):
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    options = ("--raw", "a", "-n", 100000, "-c", 100001, "--ignore-eos", "--no-prefix-cache")
+    with started("run", tiny_gguf, *options, stdout=writer) as process:
+        poll = select.poll()
+        poll.register(writer, select.POLLOUT)
+        while poll.poll(0) and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(getattr(signal, name))
+        assert process.wait(PATIENCE_S) == {"SIGINT": 130, "SIGTERM": 143}[name]
+    os.close(writer)
+    os.close(reader)

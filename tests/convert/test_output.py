@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import llama_config, random_tensors, write_checkpoint, write_safetensors
-from processes import PATIENCE_S, default_signals
+from processes import PATIENCE_S
 
 from edgeinfer.api.convert import convert
 from edgeinfer.convert import output
@@ -226,7 +226,7 @@ class TestProcesses:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            **{"preexec_fn": default_signals, **options},
+            **options,
         )
 
     def _start_and_wait_for_half_a_file(self, source: Path, out: Path) -> subprocess.Popen[str]:
