@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from processes import SLOW_PATIENCE_S
 
 WORKER = Path(__file__).with_name("attack_worker.py")
 CLEAN_CODES = {0: "an answer", 3: "not found", 4: "unusable", 5: "not enough memory", 6: "does not fit", 7: "failed"}
@@ -69,7 +72,12 @@ class Attacker:
         job = {"folder": str(folder), "arguments": [str(argument) for argument in arguments]}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
-        return Outcome(**json.loads(self._process.stdout.readline()))
+        watch = threading.Timer(SLOW_PATIENCE_S, self._process.kill)
+        watch.daemon = True
+        watch.start()
+        answer = self._process.stdout.readline()
+        watch.cancel()
+        return Outcome(**json.loads(answer))
 
     def attack(self, name: str, folder: Path, *arguments: object) -> Outcome:
         """The same, and note under `name` what came of it."""

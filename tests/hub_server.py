@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+from processes import PATIENCE_S
+
 COMMIT = "c0ffee" + "0" * 34
 WEIGHTS = (".safetensors", ".gguf")
 
@@ -144,5 +146,5 @@ def serving(folder: Path) -> Iterator[Hub]:
         yield hub
     finally:
         server.shutdown()
-        thread.join()
+        thread.join(PATIENCE_S)
         server.server_close()

@@ -7,15 +7,20 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 PATIENCE_S = 300
 """How long a command that is bound to end, or to say something, may take before a test calls it stuck."""
-_LOOK_S = 0.05
+
+SLOW_PATIENCE_S = 3600
+"""The same where a test is marked as slow."""
+
+Process = TypeVar("Process", bound="subprocess.Popen[Any]")
 
 
 def do_not_ignore_signals() -> None:
@@ -25,24 +30,34 @@ def do_not_ignore_signals() -> None:
 
 
 @contextmanager
-def started(*arguments: object, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """`edgeinfer` with these arguments, killed at the end of the block if it still runs."""
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([sys.executable, "-m", "edgeinfer", *map(str, arguments)], **{**pipes, **options})
+def watched(process: Process) -> Iterator[Process]:
+    """The process, killed at the end of the block, however that comes, and when it does not: reading from it ends."""
+    timer = threading.Timer(PATIENCE_S, process.kill)
+    timer.daemon = True
+    timer.start()
     with process:
         try:
             yield process
         finally:
+            timer.cancel()
             process.kill()
+
+
+@contextmanager
+def started(*arguments: object, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """`edgeinfer` with these arguments, killed at the end of the block if it still runs."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-m", "edgeinfer", *map(str, arguments)], **{**pipes, **options})
+    with watched(process):
+        yield process
 
 
 def wait_for_cpu_s(process: subprocess.Popen[bytes], seconds: float) -> None:
     """Wait until the process has taken so much processor time, or is at its end."""
-    n_looks = 0  # not the clock: whoever stops the tests for a while stops the program as well
+    deadline_s = time.monotonic() + PATIENCE_S
     while process.poll() is None and _cpu_s(process.pid) < seconds:
-        n_looks += 1
-        assert n_looks * _LOOK_S < PATIENCE_S, "the process waits for something"
-        time.sleep(_LOOK_S)
+        assert time.monotonic() < deadline_s, "the process waits for something"
+        time.sleep(0.05)
 
 
 def cpu_s_to_the_end(process: subprocess.Popen[bytes]) -> float:

@@ -36,13 +36,27 @@ class Terminal:
             rest = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
             os.execve(command[0], list(command), {**rest, **path, **(environment or {})})
         self.resize(columns, rows)
-        self.screen.write_process_input = self.type  # type: ignore[method-assign]
+        self.screen.write_process_input = lambda text: self._taken(text.encode())  # type: ignore[method-assign]
         self.first_modes = termios.tcgetattr(self._fd)
         self._code: int | None = None
 
     def type(self, text: str) -> None:
-        """Keys."""
-        os.write(self._fd, text.encode())
+        """Keys. What a program writes that does not read them yet is taken, so that neither waits for the other."""
+        data, deadline_s = text.encode(), time.monotonic() + PATIENCE_S
+        while data := data[self._taken(data) :]:
+            assert time.monotonic() < deadline_s, f"nobody takes {data[:40]!r}:\n{self.text}"
+            if not self._read(_LOOK_S):
+                return
+
+    def _taken(self, data: bytes) -> int:
+        """How many bytes the terminal has room for."""
+        os.set_blocking(self._fd, False)
+        try:
+            return os.write(self._fd, data)
+        except BlockingIOError:
+            return 0
+        finally:
+            os.set_blocking(self._fd, True)
 
     def resize(self, columns: int, rows: int) -> None:
         """Change the window's size, as a person does with the mouse."""

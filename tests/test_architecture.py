@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import PATIENCE_S
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "edgeinfer"
@@ -126,7 +127,9 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
         f"sys.argv = ['edgeinfer', *{arguments}]\n"
         "os._exit = lambda code: print(*sys.modules, file=sys.stderr)\nmain()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True, timeout=PATIENCE_S
+    )
     loaded = {name.partition(".")[0] for name in done.stderr.split()}
     assert "typer" in loaded
     assert not loaded & HEAVY

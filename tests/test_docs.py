@@ -10,6 +10,7 @@ from pathlib import Path
 
 import command_pages
 import pytest
+from processes import PATIENCE_S
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -41,6 +42,7 @@ def test_the_commands_work(page: str, language: str, code: str, smollm2_checkpoi
         capture_output=True,
         text=True,
         check=False,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, f"{page}: {done.stderr}"
     assert done.stdout

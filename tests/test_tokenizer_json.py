@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from checkpoints import byte_level_tokenizer
+from processes import PATIENCE_S
 
 from edgeinfer.errors import UnusableInputError
-from edgeinfer.tokenizer_json import encode_all, load_tokenizer_json
+from edgeinfer.tokenizer_json import decode_each, encode_all, load_tokenizer_json
 
 GROWING = {"type": "Replace", "pattern": {"String": "e"}, "content": "ee" * 100}
 WORDS_APART = {"type": "Replace", "pattern": {"Regex": ""}, "content": "x" * 1000}
@@ -80,3 +83,35 @@ def test_what_real_tokenizers_have_passes(normalizer: Any) -> None:
 def test_what_is_no_tokenizer_is_refused(text: str) -> None:
     with pytest.raises(UnusableInputError, match="not a usable tokenizer"):
         load_tokenizer_json(text, "a", "b")
+
+
+TAKES_TOO_LONG = {"type": "Replace", "pattern": {"Regex": "(?:a|a)*b(?=c)"}, "content": "x"}
+CUTS_TOO_MUCH = {"type": "Strip", "content": "a", "start": 2**63, "stop": 2**63}
+
+
+@pytest.mark.parametrize(("section", "value"), [("normalizer", TAKES_TOO_LONG), ("decoder", CUTS_TOO_MUCH)])
+def test_a_bug_of_the_library_is_one_error_without_its_trace(
+    section: str, value: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = load_tokenizer_json(_tokenizer(**{section: value}), "a", "b")
+    with pytest.raises(UnusableInputError, match="the tokenizer: not a usable tokenizer"):
+        decode_each(tokenizer, encode_all(tokenizer, ["a" * 40 + " bc"])[0])
+    assert capfd.readouterr() == ("", "")
+
+
+MEANWHILE = """
+import os, sys, threading
+from edgeinfer.tokenizer_json import _without_panics
+with _without_panics():
+    os.write(2, b"thread panicked\\n")
+    thread = threading.Thread(target=print, args=("from Python",), kwargs={"file": sys.stderr})
+    thread.start()
+    thread.join(60)
+print("after it", file=sys.stderr)
+os.write(2, b"at last\\n")
+"""
+
+
+def test_what_python_says_meanwhile_is_heard() -> None:
+    done = subprocess.run([sys.executable, "-c", MEANWHILE], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.stderr == "from Python\nafter it\nat last\n"

@@ -13,6 +13,7 @@ from edgeinfer.errors import UnusableInputError, UsageError
 from edgeinfer.native import library
 from edgeinfer.native.gpus import place
 from edgeinfer.native.library import llama
+from edgeinfer.native.mapped import expect_loss
 from edgeinfer.native.tokenizer import NativeTokenizer
 from edgeinfer.types import Placement, Tokens
 
@@ -29,6 +30,8 @@ class NativeModel:
         params = llama.llama_model_default_params()
         params.load_mode = _load_mode(mmap, mlock)
         kept = place(params, placement) if placement else None
+        if mmap:
+            expect_loss(path)
         handle = _load(path, params)
         del kept
         self._handle: int | None = handle

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,8 @@ def chat_text(vocabulary: Vocabulary, template: ChatTemplate, messages: Sequence
     """The conversation's text, and the marks in it, None where it needed none.
 
     What a person writes stays text, also when it spells a control token: such spellings are marked before the
-    template, whose own control tokens count, puts everything together. Raises UnusableInputError for messages with
-    parts of parts without end.
+    template, whose own control tokens count, puts everything together; of a text that has one in another spelling, all
+    is marked. Raises UnusableInputError for messages with parts of parts without end.
     """
     try:
         return _marked_text(vocabulary, template, messages)
@@ -39,14 +39,27 @@ def _marked_text(
     vocabulary: Vocabulary, template: ChatTemplate, messages: Sequence[Message]
 ) -> tuple[str, Marks | None]:
     texts = list(_texts(messages))
-    spellings = _control_spellings(vocabulary, texts)
+    spellings = sorted({word for text in texts for word in _control_spellings(vocabulary, text)}, key=len, reverse=True)
     if not spellings:
         return template.render(messages), None
     everything = set("".join(texts))
     unused = (chr(code) for code in _PRIVATE_USE if chr(code) not in everything)
     marks = next(unused), next(unused)
     pattern = re.compile("|".join(map(re.escape, spellings)))
-    return template.render([_mark(message, pattern, marks) for message in messages]), marks
+
+    def mark(text: str) -> str:
+        if _control_spellings(vocabulary, pattern.sub("\n", text)):
+            return _marked(text, marks)
+        return pattern.sub(lambda found: _marked(found[0], marks), text)
+
+    return template.render([_each_text(message, mark) for message in messages]), marks
+
+
+def _marked(text: str, marks: Marks) -> str:
+    """The text between marks, without the blanks around it: templates take those off."""
+    bare = text.strip()
+    before, _, after = text.partition(bare)
+    return before + marks[0] + bare + marks[1] + after
 
 
 def tokenize_chat(vocabulary: Vocabulary, text: str, marks: Marks | None, *, continues: bool = False) -> Tokens:
@@ -90,14 +103,16 @@ def no_template() -> UsageError:
     )
 
 
-def _control_spellings(vocabulary: Vocabulary, texts: Iterable[str]) -> list[str]:
-    """The control tokens that these texts would turn into, longest first."""
-    spellings: set[str] = set()
-    for text in texts:
-        for token in np.unique(vocabulary.tokenize(text, add_special=False, parse_special=True)).tolist():
-            if not vocabulary.piece(token):
-                spellings.add(vocabulary.piece(token, special=True).decode("utf-8", "replace"))
-    return sorted(filter(None, spellings), key=len, reverse=True)
+def _control_spellings(vocabulary: Vocabulary, text: str) -> set[str]:
+    """The control tokens that a text turns into, as the vocabulary spells them.
+
+    A tokenizer that normalizes may find one that is spelled otherwise in the text, by full-width letters for example.
+    """
+    tokens = np.unique(vocabulary.tokenize(text, add_special=False, parse_special=True))
+    control = {token for token in tokens.tolist() if not vocabulary.piece(token)}
+    if control:  # what stands for unknown letters is no control token of the text's
+        control -= set(vocabulary.tokenize(text, add_special=False, parse_special=False).tolist())
+    return {vocabulary.piece(token, special=True).decode("utf-8", "replace") for token in control} - {""}
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -112,12 +127,12 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def _mark(value: Any, pattern: re.Pattern[str], marks: Marks) -> Any:
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        return pattern.sub(lambda found: marks[0] + found[0] + marks[1], value)
+        return change(value)
     if isinstance(value, Mapping):
-        return {key: _mark(item, pattern, marks) for key, item in value.items()}
-    return [_mark(item, pattern, marks) for item in value] if isinstance(value, Sequence) else value
+        return {key: _each_text(item, change) for key, item in value.items()}
+    return [_each_text(item, change) for item in value] if isinstance(value, Sequence) else value
 
 
 def _begins_with_bos(vocabulary: Vocabulary, text: str) -> bool:

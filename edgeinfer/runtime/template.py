@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,9 @@ MAX_OUTPUT_CHARS = 1 << 26
 MAX_SECONDS = 5.0
 MAX_GROWTH_NBYTES = 1 << 30
 _OK, _FAILED = b"+", b"-"
+_outside_the_child = threading.Lock()
+"""Held by who renders here, for jinja2 has locks that a child forked meanwhile would find held by nobody; and by who
+forks, for another thread's child would hold this one's pipe open."""
 
 
 class ChatTemplate:
@@ -67,7 +71,8 @@ def _render_here(source: str, context: dict[str, Any]) -> str:
 
 def preload() -> None:
     """Import what rendering needs and render something, so that the next render finds everything warm."""
-    _render("{% if true %}{{ eos_token }}{% endif %}", {})
+    with _outside_the_child:
+        _render("{% if true %}{{ eos_token }}{% endif %}", {})
 
 
 def _render(source: str, context: dict[str, Any]) -> str:
@@ -125,15 +130,16 @@ def _to_json(
 
 
 def _render_in_child(source: str, context: dict[str, Any]) -> str:
-    reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        # Python warns of locks that other threads hold. The child runs jinja2 alone and ends without cleaning up.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        os.close(reader)  # else its own copy would let it wait for ever to write, once the parent has gone
-        _child(source, context, writer)
-    os.close(writer)
+    with _outside_the_child:
+        reader, writer = os.pipe()
+        with warnings.catch_warnings():
+            # Python warns of locks that other threads hold. The child runs jinja2 alone and ends without cleaning up.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            os.close(reader)  # else its own copy would let it wait for ever to write, once the parent has gone
+            _child(source, context, writer)
+        os.close(writer)
     try:
         output = _read_all(reader, time.monotonic() + MAX_SECONDS)
     finally:

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgeinfer.errors import UnusableInputError, UsageError
-from edgeinfer.tokenizer_json import encode_all, load_tokenizer_json
+from edgeinfer.tokenizer_json import (
+    encode_all,
+    encode_as_text,
+    load_tokenizer_json,
+    normalized_chars,
+    special_tokens,
+)
 from edgeinfer.types import Tokens, Vocabulary
 
 if TYPE_CHECKING:
@@ -42,6 +48,7 @@ class OriginalVocabulary:
         self._get_original = get_original
         self._subject = subject
         self._lock = threading.Lock()
+        self._special: dict[int, str] | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -93,8 +100,12 @@ class OriginalVocabulary:
             )
         original = self._get_original()
         with self._lock:
-            original.encode_special_tokens = not parse_special
-            tokens = np.array(encode_all(original, [text])[0], np.int64)
+            if normalized_chars(original, text, MAX_CHARS) > MAX_CHARS:
+                raise UsageError(
+                    f"the text becomes longer than the {MAX_CHARS} characters that this model's tokenizer takes",
+                    "give a part of it",
+                )
+            tokens = np.array(self._encoded(original, text, parse_special), np.int64)
         if len(tokens) and int(tokens.max()) >= self.n_tokens:
             raise UnusableInputError(
                 f"{self._subject}: {METADATA_KEY} gives token {int(tokens.max())}, the vocabulary has {self.n_tokens}",
@@ -105,3 +116,11 @@ class OriginalVocabulary:
         frame = self._base.tokenize("", add_special=True, parse_special=False)
         n_before = int(self.adds_bos)
         return np.concatenate([frame[:n_before], tokens.astype(np.int32), frame[n_before:]])
+
+    def _encoded(self, original: tokenizers.Tokenizer, text: str, parse_special: bool) -> list[int]:
+        if parse_special:
+            original.encode_special_tokens = False
+            return encode_all(original, [text])[0]
+        if self._special is None:
+            self._special = special_tokens(original)
+        return encode_as_text(original, text, self._special)

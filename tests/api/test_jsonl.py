@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from processes import PATIENCE_S
 
 from edgeinfer.api import jsonl
 from edgeinfer.api.jsonl import Output, encode, read_lines
@@ -106,7 +107,7 @@ def test_what_is_no_file_is_just_written_to(tmp_path, resume):
     with Output(pipe, resume=resume) as output:
         assert not output.take(1)
         output.write(row(1))
-    reader.join()
+    reader.join(PATIENCE_S)
     assert got == [encode(row(1))]
     with pytest.raises(ResourceError, match="No space"), Output(Path("/dev/full"), resume=resume) as output:
         output.write(row(1))

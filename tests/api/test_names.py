@@ -6,10 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from processes import PATIENCE_S
 
 
 @pytest.mark.parametrize("name", ["convert", "inspect", "load", "load_encoder", "tokenize"])
 def test_a_name_stays_a_function(name: str) -> None:
     """`edgeinfer.convert` is a package as well: the second look must not find that."""
     code = f"import edgeinfer\nassert callable(edgeinfer.{name})\nassert callable(edgeinfer.{name})"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)

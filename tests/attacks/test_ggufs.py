@@ -33,8 +33,6 @@ OF_ONE = (
 )
 STEPS = {"llama": 1}
 """Of the larger families every third is tried, with the whole of them on one model."""
-NOT_MENDED = ("carried tokenizer: a slow regex",)
-"""The `tokenizers` library panics when a regular expression takes too long, and prints that itself."""
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +59,7 @@ def _arguments(name: str, path: Path) -> tuple[object, ...]:
 
 
 def _cases(name: str, family: str, parts: Parts, count: int | None) -> list[str]:
-    names = [case for case, _ in mutants(parts, family) if not case.startswith(NOT_MENDED)]
+    names = [case for case, _ in mutants(parts, family)]
     return spread(names, len(names) // 3 if count is None and name not in STEPS else count or len(names))
 
 

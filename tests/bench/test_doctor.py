@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from ggufs import write_gguf
+from processes import PATIENCE_S
 
 from edgeinfer.api import memory
 from edgeinfer.api.models import pull_model
@@ -109,6 +110,7 @@ def test_from_the_command_line(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
+            timeout=PATIENCE_S,
         )
 
     done = run(str(path), "--json")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from cache_parts import FINGERPRINT, computed, files, fresh, is_true, open_cache, restored, store, text
+from processes import PATIENCE_S, watched
 
 from edgeinfer.cache import store as store_module
 from edgeinfer.cache.block import (
@@ -377,15 +378,18 @@ IMPORTS = [str(Path(__file__).parent.parent), *filter(None, sys.path)]
 def test_processes_that_write_and_evict_at_once_agree(tmp_path):
     block = file_nbytes(BLOCK_TOKENS, 8 * BLOCK_TOKENS)
     commands = [[sys.executable, "-c", CHURN, str(seed), str(12 * block), *IMPORTS] for seed in range(2)]
-    workers = [subprocess.Popen(command, cwd=tmp_path) for command in commands]
-    while any(worker.poll() is None for worker in workers):
-        sizes = []
-        for path in files(tmp_path):
-            with contextlib.suppress(FileNotFoundError):
-                sizes.append(path.stat().st_size)
-        assert sum(sizes) <= 14 * block  # a listing is not one moment
-        time.sleep(0.02)
-    assert [worker.wait() for worker in workers] == [0, 0]
+    deadline_s = time.monotonic() + PATIENCE_S
+    with contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(watched(subprocess.Popen(command, cwd=tmp_path))) for command in commands]
+        while any(worker.poll() is None for worker in workers):
+            assert time.monotonic() < deadline_s
+            sizes = []
+            for path in files(tmp_path):
+                with contextlib.suppress(FileNotFoundError):
+                    sizes.append(path.stat().st_size)
+            assert sum(sizes) <= 14 * block  # a listing is not one moment
+            time.sleep(0.02)
+    assert [worker.wait(PATIENCE_S) for worker in workers] == [0, 0]
     assert sum(p.stat().st_size for p in files(tmp_path)) <= 12 * block
     assert list(tmp_path.rglob("*.part")) == []
 
@@ -407,11 +411,11 @@ def kill_while_writing(root, n_kills):
     for number in range(n_kills):
         first = 1000 * number
         command = [sys.executable, "-c", WRITER, str(first), *IMPORTS]
-        with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE) as process:
+        with watched(subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE)) as process:
             assert process.stdout.readline() == b"ready\n"
             time.sleep(rng.uniform(0, 0.15))
             process.send_signal(signal.SIGKILL)
-            process.wait()
+            process.wait(PATIENCE_S)
         for seed in range(first, first + 60):
             check(root, text(500, seed=seed))
         store(root, TOKENS, budget=1 << 16)
@@ -443,7 +447,7 @@ def test_readers_never_see_half_a_block(tmp_path):
         lengths = {check(tmp_path) for _ in range(60)}
     finally:
         stop.set()
-        thread.join()
+        thread.join(PATIENCE_S)
     assert lengths <= {0, 128, 256, 384, 424}
 
 

@@ -4,13 +4,14 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
-from processes import PATIENCE_S, cpu_s_to_the_end, started
+from processes import PATIENCE_S, cpu_s_to_the_end, started, watched
 
 COMMAND = [sys.executable, "-m", "edgeinfer", "batch"]
 
@@ -110,12 +111,11 @@ def test_resuming_after_a_kill_adds_exactly_what_is_missing(smollm2_gguf, tmp_pa
     source.write_text(lines(rows))
     # Its input goes on after eight rows, so that it cannot be done before it is killed.
     command = [*COMMAND, str(smollm2_gguf), "-", "-o", str(target), "--parallel", "2"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    process.stdin.write(lines(rows[:8]).encode())
-    process.stdin.flush()
-    wait_for_lines(target, 3)
-    process.kill()
-    process.communicate()
+    with watched(subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)) as process:
+        process.stdin.write(lines(rows[:8]).encode())
+        process.stdin.flush()
+        wait_for_lines(target, 3)
+        process.kill()
     before = target.read_bytes()
     target.write_bytes(before + b'{"id": 11, "te')
     assert 3 <= before.count(b"\n") <= 8
@@ -196,14 +196,29 @@ def test_waiting_for_input_it_ends_at_once(tiny_gguf, way):
         assert b"Fatal" not in process.stderr.read()
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGBUS"), reason="a mapped file cannot be cut here")
+def test_a_model_that_is_cut_short_while_it_is_used_is_one_line(tiny_gguf, tmp_path):
+    model = tmp_path / "m.gguf"
+    shutil.copyfile(tiny_gguf, model)
+    with waiting(model, "-", "--no-prefix-cache") as process:
+        os.truncate(model, 4096)
+        _, complaint = process.communicate(lines([{"prompt": "b", "max_tokens": 2}]).encode(), timeout=PATIENCE_S)
+        assert process.returncode == 4
+    (line,) = complaint.decode().splitlines()
+    assert line.startswith(f"error: {model}: became shorter while it was in use")
+
+
 def test_a_pipe_that_stays_open_does_not_hold_up_ctrl_c(tiny_gguf, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with started("batch", tiny_gguf, pipe) as process, pipe.open("wb", buffering=0) as writer:
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # to open it for writing would wait for one
+    with pipe.open("wb", buffering=0) as writer:
         writer.write(lines([{"prompt": "a", "max_tokens": 2}]).encode())
-        assert process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_S) == 130
+        with started("batch", tiny_gguf, pipe) as process:
+            assert process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE_S) == 130
+    os.close(reader)
 
 
 def test_a_reader_that_leaves_is_noticed_in_the_middle_of_a_row(tiny_gguf):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import PATIENCE_S
 
 from edgeinfer.bench.batching import BATCH, PREFIX
 from edgeinfer.bench.report import FIELDS, JSON_ONLY_FIELDS
@@ -17,7 +18,7 @@ from edgeinfer.bench.workloads import WORKLOADS
 
 def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "edgeinfer", "bench", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
 @pytest.mark.model

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from processes import PATIENCE_S
 
 COMMAND = [sys.executable, "-m", "edgeinfer"]
 
@@ -63,7 +64,9 @@ def test_the_script_is_one_that_bash_reads(tmp_path):
     script = tmp_path / "edgeinfer.sh"
     script.write_text(run("--show-completion", "bash").stdout)
     shown = "complete -p edgeinfer"
-    done = subprocess.run(["bash", "-c", f". {script}; {shown}"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", f". {script}; {shown}"], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
     assert "_edgeinfer_completion" in done.stdout
 
 

@@ -10,22 +10,31 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import SPECIAL
+from checkpoints import SPECIAL, byte_level_tokenizer, write_checkpoint
 from hostile_texts import CONTROL_WORDS, HUGE, RUNS, SHORT, TEXTS
-from processes import PATIENCE_S
+from processes import PATIENCE_S, SLOW_PATIENCE_S
 
+from edgeinfer.api.convert import convert
 from edgeinfer.api.load import load
-from edgeinfer.options import RuntimeOptions, SamplingParams
+from edgeinfer.gguf_file.header import read_header
+from edgeinfer.options import ConvertOptions, RuntimeOptions, SamplingParams
+from edgeinfer.runtime.vocabulary import METADATA_KEY
 
 CODES = {"usage", "unusable_input", "context_overflow"}
 BAD_UTF8 = (b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\x80", b"\xe2\x82", b"ok\x80ok")
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 GREEDY = SamplingParams(temperature=0)
 
 
-def edgeinfer(*arguments: object, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+def edgeinfer(
+    *arguments: object, stdin: bytes | None = None, timeout_s: float = PATIENCE_S
+) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "edgeinfer", *(a if isinstance(a, bytes) else str(a) for a in arguments)]
     source: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
-    return subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE_S, **source)
+    return subprocess.run(command, capture_output=True, check=False, timeout=timeout_s, **source)
 
 
 def assert_clean(done: subprocess.CompletedProcess[bytes], *codes: int) -> None:
@@ -51,10 +60,11 @@ def test_there_are_enough() -> None:
     assert sum(len(rows_of(text)) for text in TEXTS.values()) > 800
 
 
-def batch(model: Path, folder: Path, texts: dict[str, str]) -> list[dict[str, Any]]:
+def batch(model: Path, folder: Path, texts: dict[str, str], timeout_s: float = PATIENCE_S) -> list[dict[str, Any]]:
     rows = [row for text in texts.values() for row in rows_of(text)]
     (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = edgeinfer("batch", model, folder / "in.jsonl", "-o", folder / "out.jsonl", "--no-prefix-cache")
+    arguments = (model, folder / "in.jsonl", "-o", folder / "out.jsonl", "--no-prefix-cache")
+    done = edgeinfer("batch", *arguments, timeout_s=timeout_s)
     assert_clean(done, 0)
     answers = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
     assert len(answers) == len(rows)
@@ -68,7 +78,7 @@ def test_rows_of_short_texts(tiny_gguf: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_rows_of_all_texts(tiny_gguf: Path, tmp_path: Path) -> None:
-    answers = batch(tiny_gguf, tmp_path, TEXTS)
+    answers = batch(tiny_gguf, tmp_path, TEXTS, SLOW_PATIENCE_S)
     assert {a["error"]["code"] for a in answers if a["error"]} == {"context_overflow"}
     assert sum(a["error"] is None for a in answers) > 200
 
@@ -94,6 +104,32 @@ def test_control_words_stay_text_on_every_way_into_a_chat(tiny_gguf: Path) -> No
             )
             session = model.chat(system=text, params=GREEDY, max_tokens=1)
             assert session.ask(text) is not None
+
+
+LOOK_ALIKES = ("＜|im_start|＞", "＜｜im_end｜＞", "<|ｉｍ_end|>", "＜|endoftext|>x<|im_end|>", "a＜|im_start|＞system")
+
+
+def test_look_alikes_of_control_words_stay_text(tmp_path: Path) -> None:
+    """A normalizer that turns them into the control words runs before the tokenizer looks for those."""
+    document = json.loads(byte_level_tokenizer())
+    document["normalizer"] = {"type": "NFKC"}
+    for entry in document["added_tokens"]:
+        entry["normalized"] = True
+    settings = {"bos_token": SPECIAL[0], "eos_token": SPECIAL[2], "chat_template": TEMPLATE}
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", tokenizer=json.dumps(document), settings=settings)
+    convert(checkpoint, tmp_path / "m.gguf", ConvertOptions(type="Q8_0", verify=False))
+    assert METADATA_KEY in read_header(tmp_path / "m.gguf").metadata
+    with load(tmp_path / "m.gguf", RuntimeOptions(prefix_cache=False, draft="off")) as model:
+        control = [model.vocabulary.tokenize(s, add_special=False, parse_special=True).tolist()[0] for s in SPECIAL]
+
+        def found(text: str) -> list[int]:
+            return [int(np.count_nonzero(model.tokens(text, system=text) == token)) for token in control]
+
+        expected = found("hi")
+        assert expected[1] == 3  # one for each message, and the answer's
+        for text in (*LOOK_ALIKES, *SPECIAL):
+            assert set(control) & set(model.vocabulary.tokenize(text, add_special=False, parse_special=True).tolist())
+            assert found(text) == expected, text
 
 
 @pytest.mark.parametrize("data", BAD_UTF8)
@@ -139,5 +175,5 @@ def test_run(tiny_gguf: Path, tmp_path: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HUGE)
 def test_ten_megabytes(tiny_gguf: Path, name: str) -> None:
-    assert_clean(edgeinfer("tokenize", tiny_gguf, "--count", stdin=HUGE[name].encode()), 0)
-    assert_clean(edgeinfer("run", tiny_gguf, "-n", 1, stdin=HUGE[name].encode()), 6)
+    assert_clean(edgeinfer("tokenize", tiny_gguf, "--count", stdin=HUGE[name].encode(), timeout_s=SLOW_PATIENCE_S), 0)
+    assert_clean(edgeinfer("run", tiny_gguf, "-n", 1, stdin=HUGE[name].encode(), timeout_s=SLOW_PATIENCE_S), 6)

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import gguf
 import pytest
+from processes import PATIENCE_S
 
 
 def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "edgeinfer", *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "edgeinfer", *arguments], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
 
 
 @pytest.fixture

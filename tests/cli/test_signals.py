@@ -96,8 +96,9 @@ def hopeless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("arguments", [["run", "--json", "hi"], ["bench", "-p", "9", "-n", "0", "-o", "json"]])
 def test_an_assertion_of_the_library_is_one_line_and_a_document(hopeless: Path, arguments: list[str]) -> None:
     command = [sys.executable, "-m", "edgeinfer", arguments[0], str(hopeless), *arguments[1:]]
-    options = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "timeout": PATIENCE_S}
-    done = subprocess.run(command, **options, check=False)  # type: ignore[call-overload]
+    done = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, timeout=PATIENCE_S
+    )
     assert done.returncode == 4
     assert json.loads(done.stdout)
     assert len(done.stderr.splitlines()) == 1

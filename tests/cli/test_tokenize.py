@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 from checkpoints import QWEN2_SPLIT, byte_level_tokenizer, llama_config, write_checkpoint
+from processes import PATIENCE_S
 
 from edgeinfer.api.convert import convert
 from edgeinfer.options import ConvertOptions
@@ -32,7 +33,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def _run(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "edgeinfer", "tokenize", *map(str, arguments)]
-    return subprocess.run(command, input=stdin, capture_output=True, check=False)
+    return subprocess.run(command, input=stdin, capture_output=True, check=False, timeout=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

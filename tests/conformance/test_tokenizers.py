@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 from checkpoints import llama_config, write_checkpoint
 from fetch_tokenizers import fetch_tokenizer, sources
+from processes import PATIENCE_S
 
 from edgeinfer.api.convert import convert
 from edgeinfer.api.vocabulary import tokenize
@@ -72,5 +73,5 @@ def test_tokens_are_those_of_the_original(name: str, tmp_path: Path, request: py
 
 def _tokenize(model: Path, text: str) -> list[int]:
     command = [sys.executable, "-m", "edgeinfer", "tokenize", str(model), "--no-special"]
-    done = subprocess.run(command, input=text.encode(), capture_output=True, check=True)
+    done = subprocess.run(command, input=text.encode(), capture_output=True, check=True, timeout=PATIENCE_S)
     return [int(token) for token in done.stdout.split()]

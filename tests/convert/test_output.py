@@ -233,7 +233,7 @@ class TestProcesses:
         process = self._start(source, out, "-c", SLOW)
         deadline = time.monotonic() + PATIENCE_S
         while not any(path.stat().st_size for path in out.glob(".edgeinfer-*/*")):
-            assert process.poll() is None, process.communicate()
+            assert process.poll() is None, process.communicate(timeout=PATIENCE_S)
             assert time.monotonic() < deadline
             time.sleep(0.01)
         return process
@@ -257,18 +257,18 @@ class TestProcesses:
     ) -> None:
         process = self._start_and_wait_for_half_a_file(checkpoint, out)
         process.kill()
-        process.communicate()
+        process.communicate(timeout=PATIENCE_S)
         (left,) = _listed(out)
         assert left.startswith(".edgeinfer-")
         assert left.endswith(".partial")
         process = self._start(checkpoint, out)
-        assert process.wait(PATIENCE_S) == 0, process.communicate()
-        process.communicate()
+        assert process.wait(PATIENCE_S) == 0, process.communicate(timeout=PATIENCE_S)
+        process.communicate(timeout=PATIENCE_S)
         assert _listed(out) == [left, "a.gguf"]
 
     def test_two_at_once_give_one_whole_file(self, checkpoint: Path, out: Path) -> None:
         processes = [self._start(checkpoint, out) for _ in range(3)]
-        results = [(process.communicate()[1], process.returncode) for process in processes]
+        results = [(process.communicate(timeout=PATIENCE_S)[1], process.returncode) for process in processes]
         codes = sorted(code for _, code in results)
         assert codes[0] == 0
         assert set(codes) <= {0, 2}, results
@@ -281,7 +281,7 @@ class TestProcesses:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
         process = self._start(checkpoint, out, preexec_fn=cap)
-        _, stderr = process.communicate()
+        _, stderr = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 5
         assert f"{place}: cannot be written" in stderr
         assert len(stderr.splitlines()) == 1
@@ -295,7 +295,9 @@ class TestProcesses:
 
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))}
         command = [sys.executable, "-m", "edgeinfer", "convert", str(checkpoint), "-t", "q8_0"]
-        done = subprocess.run(command, preexec_fn=vanish, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, preexec_fn=vanish, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+        )
         assert done.returncode == 5, done
         assert len(done.stderr.splitlines()) == 1
 

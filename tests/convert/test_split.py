@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 from checkpoints import llama_config, random_tensors, write_safetensors
+from processes import PATIENCE_S
 
 from edgeinfer.api.convert import convert
 from edgeinfer.api.inspect import inspect
@@ -164,6 +165,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=PATIENCE_S,
     )
 
 

@@ -2,6 +2,8 @@
 
 import threading
 
+from processes import PATIENCE_S
+
 from edgeinfer.native import devices
 
 
@@ -61,4 +63,4 @@ def test_this_process_s_own_running_threads_are_not_somebody_else():
     finally:
         over.set()
         for thread in threads:
-            thread.join()
+            thread.join(PATIENCE_S)

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from processes import PATIENCE_S
 
 from edgeinfer.convert.gguf_source import READABLE
 from edgeinfer.ggml_types import GGMLType
@@ -87,7 +88,7 @@ def test_the_bindings_package_can_still_be_imported_afterwards():
     code = "from edgeinfer.native import library; import sys; assert 'llama_cpp' not in sys.modules; " + (
         "import llama_cpp; assert llama_cpp.Llama and llama_cpp.llama_cpp is library.llama"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
 
 
 def test_type_traits_are_read_where_the_library_has_them():
@@ -140,7 +141,11 @@ def test_errors_are_kept_when_the_bindings_package_has_set_its_own_log(tmp_path)
         "except Exception as error:\n    print(error)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "bad.gguf")], check=True, capture_output=True, text=True
+        [sys.executable, "-c", code, str(tmp_path / "bad.gguf")],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert "does not load" in done.stdout
     assert "gives no reason" not in done.stdout

@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from processes import PATIENCE_S
 
 import edgeinfer
 from edgeinfer.errors import EdgeinferError, UnusableInputError, UsageError
@@ -250,7 +251,9 @@ def test_a_long_load_and_close_cycle_works_twice_in_a_process(smollm2_gguf):
         "for _ in range(2):\n"
         "    with edgeinfer.load(sys.argv[1]) as m: print(m.generate('hi', max_tokens=3).usage.completion_tokens)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(smollm2_gguf)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(smollm2_gguf)], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
     assert done.stdout == "3\n3\n"
     assert done.stderr == ""
 

@@ -14,6 +14,7 @@ import pytest
 from checkpoints import SPECIAL, byte_level_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import PATIENCE_S, SLOW_PATIENCE_S
 
 from edgeinfer.convert.writer import encode_header
 from edgeinfer.errors import UsageError
@@ -73,7 +74,9 @@ def write_vocabulary(path: Path, pre: str, user_defined: tuple[str, ...] = ()) -
 def test_long_runs_do_not_end_the_process(tmp_path: Path) -> None:
     paths = [write_vocabulary(tmp_path / f"{pre}.gguf", pre) for pre in RECURSING]
     script = SPLIT_ALL % (N_CHARS, N_CHARS)
-    done = subprocess.run([sys.executable, "-c", script, "|".join(RUNS), *map(str, paths)], check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script, "|".join(RUNS), *map(str, paths)], check=False, timeout=PATIENCE_S
+    )
     assert done.returncode == 0
 
 
@@ -81,7 +84,9 @@ def test_long_runs_do_not_end_the_process(tmp_path: Path) -> None:
 def test_the_longest_runs_do_not_end_the_process(tmp_path: Path) -> None:
     paths = [write_vocabulary(tmp_path / f"{pre}.gguf", pre) for pre in RECURSING]
     script = SPLIT_ALL % (MAX_RUN_CHARS, MAX_RUN_CHARS)
-    done = subprocess.run([sys.executable, "-c", script, "a|語|\U0001f680|!|\n/", *map(str, paths)], check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script, "a|語|\U0001f680|!|\n/", *map(str, paths)], check=False, timeout=SLOW_PATIENCE_S
+    )
     assert done.returncode == 0
 
 

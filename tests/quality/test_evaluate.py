@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import LLAMA3_SPLIT, TEXT, byte_level_tokenizer, llama_config, random_tensors, write_checkpoint
+from processes import PATIENCE_S
 
 from edgeinfer.api.convert import convert
 from edgeinfer.api.load import load
@@ -118,7 +119,7 @@ def test_logits_that_are_not_finite_are_an_error(folder: Path, tmp_path: Path) -
 
 def _command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "edgeinfer", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
 def test_the_command_prints_and_fails_by_the_contract(folder: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from checkpoints import llama_config, random_tensors, write_checkpoint, write_shards
 from hub_server import COMMIT, Hub
 from huggingface_hub import constants
+from processes import PATIENCE_S
 
 from edgeinfer.api.convert import convert, plan_conversion
 from edgeinfer.errors import EdgeinferError, NotFoundError, ResourceError, UnusableInputError, UsageError
@@ -283,6 +284,7 @@ def test_from_the_command_line(hub: Hub, tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
+            timeout=PATIENCE_S,
         )
 
     done = run("org/tiny", "-t", "q8_0", "--json", "--no-verify", HF_ENDPOINT=hub.url)

@@ -13,6 +13,7 @@ import pytest
 from ggufs import write_gguf
 from hub_server import COMMIT, Hub
 from huggingface_hub import constants
+from processes import PATIENCE_S
 
 from edgeinfer.api.files import resolve
 from edgeinfer.api.models import default_model, list_models, pull_model, remove_model
@@ -187,6 +188,7 @@ def test_from_the_command_line(hub: Hub, tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
+            timeout=PATIENCE_S,
         )
 
     done = run("models", "pull", "org/tiny", "--as", "default", "--json")

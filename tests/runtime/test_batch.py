@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from processes import PATIENCE_S
 
 from edgeinfer.errors import UnusableInputError, UsageError
 from edgeinfer.options import SamplingParams
@@ -120,7 +121,7 @@ def test_stopping_gives_what_is_finished_and_leaves_nothing_behind():
         rows.append(entry.row[0])
         stopper = threading.Thread(target=work.stop)
         stopper.start()
-        stopper.join()
+        stopper.join(PATIENCE_S)
     assert rows == ["a"]
     assert not work._engine.has_work
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import PATIENCE_S
 
 from edgeinfer.errors import ContextOverflowError, OverloadError, UsageError
 from edgeinfer.options import SamplingParams
@@ -190,7 +191,7 @@ def test_an_interrupt_from_another_thread_ends_everything_that_runs_or_waits():
     engine.step()
     thread = threading.Thread(target=engine.interrupt)
     thread.start()
-    thread.join()
+    thread.join(PATIENCE_S)
     engine.step()
     assert [g.finish_reason for g in generations] == ["interrupted"] * 2
 

@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 
 import pytest
 from processes import PATIENCE_S, ended_cpu_s
 
 from edgeinfer.errors import UnusableInputError
+from edgeinfer.runtime import template as template_module
 from edgeinfer.runtime.template import MAX_TEMPLATE_CHARS, ChatTemplate
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -112,14 +114,14 @@ def test_a_template_that_writes_nothing_is_at_fault():
 
 def test_rendering_leaves_no_process_and_works_beside_threads():
     done = threading.Event()
-    thread = threading.Thread(target=done.wait)
+    thread = threading.Thread(target=done.wait, args=(PATIENCE_S,))
     thread.start()
     try:
         for _ in range(5):
             assert ChatTemplate("ok").render(HELLO) == "ok"
     finally:
         done.set()
-        thread.join()
+        thread.join(PATIENCE_S)
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
 
@@ -137,6 +139,43 @@ template.ChatTemplate("{{ 'x' * 1000000 }}").render([])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (3, b"", b"")
+
+
+def test_no_child_begins_while_another_thread_is_inside_jinja2(monkeypatch):
+    """It would wait for the locks that the thread holds, and be ended as too slow."""
+    inside, forks = threading.Event(), []
+
+    def render(*arguments, real=template_module._render):
+        inside.set()
+        time.sleep(0.05)
+        text = real(*arguments)
+        inside.clear()
+        return text
+
+    def fork(real=os.fork):
+        forks.append(inside.is_set())
+        monkeypatch.undo()
+        return real()
+
+    monkeypatch.setattr(os, "fork", fork)
+    monkeypatch.setattr(template_module, "_render", render)
+    thread = threading.Thread(target=template_module.preload)
+    thread.start()
+    assert inside.wait(PATIENCE_S)
+    assert template_module._render_in_child("ok", {}) == "ok"
+    thread.join(PATIENCE_S)
+    assert forks == [False]
+
+
+def test_threads_that_render_at_once_do_not_wait_for_each_other():
+    texts = []
+    sources = ["{% for i in range(100) %}{% for j in range(1000) %}{% endfor %}{% endfor %}slow", *["quick"] * 5]
+    threads = [threading.Thread(target=lambda s=s: texts.append(ChatTemplate(s).render(HELLO))) for s in sources]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert sorted(texts) == [*["quick"] * 5, "slow"]
 
 
 def test_any_unicode_comes_back():

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import pytest
 from checkpoints import byte_level_tokenizer
+from tokenizer_files import UNIGRAM_SPECIAL, unigram_tokenizer
 
 from edgeinfer.errors import UnusableInputError, UsageError
 from edgeinfer.runtime.fake import BOS, N_VOCAB, FakeVocabulary
@@ -44,6 +45,27 @@ def test_spelled_out_control_tokens_are_text_unless_asked_for() -> None:
     assert vocabulary.tokenize("a <|end|>", add_special=False, parse_special=True).tolist() == [1, 3]
 
 
+@pytest.mark.parametrize("text", ["</s>", "a </s> b", "x<s>", "</s></s>", "<unk></s><s>x</s>", "<<s>s></s"])
+def test_a_piece_of_the_model_that_is_spelled_as_a_control_token_is_none(text: str) -> None:
+    """Unigram's pieces are such, and the likeliest of all."""
+    vocabulary, control = _vocabulary(unigram_tokenizer()), set(range(len(UNIGRAM_SPECIAL)))
+    parsed = set(vocabulary.tokenize(text, add_special=False, parse_special=True).tolist())
+    assert parsed & control
+    as_text = vocabulary.tokenize(text, add_special=False, parse_special=False).tolist()
+    assert set(as_text) & control <= {UNIGRAM_SPECIAL.index("<unk>")}
+    assert len(as_text) > len(text) / 2
+    plain = ["another", "word"]
+    same = [
+        vocabulary.tokenize(word, add_special=False, parse_special=flag).tolist() for word in plain for flag in (0, 1)
+    ]
+    assert same[::2] == same[1::2]
+
+
+def test_a_text_full_of_such_pieces_takes_no_longer_each() -> None:
+    vocabulary = _vocabulary(unigram_tokenizer())
+    assert len(vocabulary.tokenize("</s>" * 50_000, add_special=False, parse_special=False)) > 100_000
+
+
 def test_everything_else_is_the_file_s() -> None:
     vocabulary, base = _vocabulary(), FakeVocabulary()
     assert (vocabulary.n_tokens, vocabulary.bos, vocabulary.eos) == (N_VOCAB, base.bos, base.eos)
@@ -75,6 +97,15 @@ def test_tokens_beyond_the_vocabulary_never_reach_the_model() -> None:
 def test_half_a_surrogate_pair_is_no_text() -> None:
     with pytest.raises(UsageError):
         _vocabulary(byte_level_tokenizer()).tokenize("\ud800", add_special=False, parse_special=True)
+
+
+def test_a_text_that_a_normalizer_makes_too_long_is_refused() -> None:
+    document = json.loads(_document())
+    document["normalizer"] = {"type": "Replace", "pattern": {"String": "e"}, "content": "ee" * 450}
+    vocabulary = _vocabulary(json.dumps(document))
+    assert len(vocabulary.tokenize("a " * 50_000, add_special=False, parse_special=True)) == 50_000
+    with pytest.raises(UsageError, match=f"becomes longer than the {MAX_CHARS} characters"):
+        vocabulary.tokenize("e" * 50_000, add_special=False, parse_special=True)
 
 
 def test_a_text_that_would_fill_the_memory_is_refused() -> None:

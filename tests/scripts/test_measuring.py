@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from measuring import Figure, Run, alternate, run_commands
+from processes import PATIENCE_S
 from toolbox import REPOSITORY
 
 from edgeinfer.errors import ResourceError
@@ -20,7 +21,11 @@ def test_time_and_peak_are_the_childs() -> None:
     code += "print(r.seconds, r.peak_rss_bytes)"
     path = os.pathsep.join(map(str, (REPOSITORY / "scripts", REPOSITORY)))
     done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, check=True
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=PATIENCE_S,
     )
     seconds, peak_rss_bytes = map(float, done.stdout.split())
     assert seconds >= 0.2
