@@ -18,6 +18,7 @@ from edgeinfer.cli import console
 from edgeinfer.errors import InterruptedByUser
 
 _ASK_AGAIN_S = 0.02
+_WATCHER_ENDS_S = 1.0
 _UNREAD_S = 0.5
 """A write that takes this long after a signal waits for somebody who does not read."""
 
@@ -98,8 +99,9 @@ def on_interrupt(stop: Callable[[int], None], *, goes_on: bool = False, raises: 
         for number, handler in previous.items():
             signal.signal(number, handler)
         os.close(writer)
-        watcher.join()
-        os.close(reader)
+        watcher.join(_WATCHER_ENDS_S)  # a child process that was forked meanwhile may have the pipe open as well
+        if not watcher.is_alive():
+            os.close(reader)
 
 
 def _end_unread(number: int, left: threading.Event) -> None:

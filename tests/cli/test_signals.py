@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import struct
 import subprocess
@@ -36,6 +37,20 @@ app.main()
     assert done.returncode == code
     assert len(done.stderr.splitlines()) == 1
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no such children without fork")
+def test_a_child_forked_while_a_signal_is_waited_for_holds_nothing_up() -> None:
+    script = """
+import os, signal, time
+from edgeinfer.cli.interrupt import on_interrupt
+with on_interrupt(print):
+    child = os.fork()
+    if child == 0:
+        time.sleep(3600)
+os.kill(child, signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", script], timeout=PATIENCE_S, check=True)
 
 
 @pytest.mark.model
