@@ -50,6 +50,7 @@ $(INSTALLED): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo 'Installing into .venv. The first time on a machine this compiles llama.cpp: about five minutes on two cores.'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@mkdir -p .venv/share/man/man1 && ln -sf ../../../../docs/edgeinfer.1 .venv/share/man/man1/
 	@touch $@
 
 clean:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +19,10 @@ class Constraint(Protocol):
 
     def allows(self, token: int) -> bool:
         """Whether the token may come next; an end token where the answer may end."""
+        ...
+
+    def allowed_of(self, tokens: Iterable[int]) -> Iterator[int]:
+        """Those of some tokens that may come next, each looked at when it is asked for."""
         ...
 
     def allowed(self) -> NDArray[np.bool_]:
@@ -39,8 +43,8 @@ class Constraint(Protocol):
         ...
 
     @property
-    def is_narrow(self) -> bool:
-        """Whether what comes next begins with one of few bytes."""
+    def n_choices(self) -> int:
+        """How many bytes what comes next can begin with."""
         ...
 
     def forced(self) -> tuple[int, ...]:

@@ -162,6 +162,11 @@ class Sampler(Protocol):
         """The seed in use."""
         ...
 
+    @property
+    def reach(self) -> int | None:
+        """How many of the largest logits the choice can depend on, at most; None where all can matter."""
+        ...
+
     def sample(self, logits: NDArray[np.float32]) -> int:
         """Choose a token from one row of logits of shape `(n_vocab,)`; does not change the history."""
         ...

@@ -16,7 +16,8 @@ from fetch_model import fetch
 from measuring import Figure
 from numpy.typing import NDArray
 
-from edgeinfer.api.model import Model, load
+from edgeinfer.api.load import load
+from edgeinfer.api.model import Model
 from edgeinfer.cli import console
 from edgeinfer.grammar.constraint import GrammarConstraint, Lexicon, TokenGrammar
 from edgeinfer.grammar.json_schema.compiler import compile_schema

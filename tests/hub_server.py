@@ -32,6 +32,9 @@ class Hub:
         """Drop the connection after so many bytes of each body with weights."""
         self.down_after_cut = False
         """Have no more of them to give then."""
+        self.stall: tuple[str, int] | None = None
+        """Of a file send so many bytes, then nothing more until `go_on` is set."""
+        self.stalled, self.go_on = threading.Event(), threading.Event()
         self.damage = False
         """Send other weights than announced."""
         self.weights_sent: list[int] = []
@@ -130,9 +133,16 @@ def serving(folder: Path) -> Iterator[Hub]:
             for key, value in {**headers, "Content-Length": str(len(data))}.items():
                 self.send_header(key, value)
             self.end_headers()
+            is_weights = self.path.endswith(WEIGHTS) and "resolve" in self.path
+            if body and hub.stall is not None and self.path.endswith(hub.stall[0]):
+                self.wfile.write(data[: hub.stall[1]])
+                hub.stalled.set()
+                hub.go_on.wait(PATIENCE_S)
+                self.close_connection = True
+                return
             if body:
                 self.wfile.write(data[:limit])
-                if self.path.endswith(WEIGHTS) and "resolve" in self.path:
+                if is_weights:
                     hub.weights_sent.append(len(data[:limit]))
             if limit is not None and limit < len(data):
                 self.close_connection = True
@@ -145,6 +155,7 @@ def serving(folder: Path) -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        hub.go_on.set()
         server.shutdown()
         thread.join(PATIENCE_S)
         server.server_close()

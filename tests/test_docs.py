@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import command_pages
@@ -25,13 +27,36 @@ def test_there_is_something_to_run() -> None:
     assert {language for _, language, _ in _blocks()} == {"sh", "python"}
 
 
-def test_the_page_of_commands_is_what_they_say() -> None:
+def test_the_pages_of_commands_are_what_they_say() -> None:
     assert command_pages.PAGE.read_text("utf-8") == command_pages.page(), "run scripts/command_pages.py"
+    assert command_pages.MAN_PAGE.read_text("utf-8") == command_pages.man_page(), "run scripts/command_pages.py"
+
+
+def test_the_manual_page_is_installed_where_man_looks() -> None:
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
+    (name,) = settings["tool"]["setuptools"]["data-files"]["share/man/man1"]
+    assert REPOSITORY / name == command_pages.MAN_PAGE
+
+
+@pytest.mark.skipif(not shutil.which("groff"), reason="needs groff")
+def test_the_manual_page_is_roff_and_shows_every_line_of_the_help() -> None:
+    def groff(*options: str) -> subprocess.CompletedProcess[str]:
+        command = ["groff", "-man", "-k", "-ww", *options, str(command_pages.MAN_PAGE)]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+
+    shown = groff("-Tutf8", "-P-c", "-P-b", "-P-u", "-rLL=78n")
+    assert shown.stderr == ""
+    lines = {line.strip() for line in shown.stdout.splitlines()}
+    helps = "\n".join(command_pages.help_of(*words, columns=72) for words in (["run"], ["models", "pull"]))
+    assert {line.strip() for line in helps.splitlines()} <= lines
+    assert {"MODELS PULL", "EXIT CODES", "ENVIRONMENT VARIABLES"} <= lines
 
 
 @pytest.mark.model
 @pytest.mark.parametrize(("page", "language", "code"), _blocks())
 def test_the_commands_work(page: str, language: str, code: str, smollm2_checkpoint: Path, tmp_path: Path) -> None:
+    if "jq " in code and shutil.which("jq") is None:
+        pytest.skip("needs jq")
     tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     command = ["bash", "-euo", "pipefail", "-c", code] if language == "sh" else [sys.executable, "-c", code]
     done = subprocess.run(

@@ -65,6 +65,7 @@ def load(
     threading.Thread(target=import_module, args=("edgeinfer.api.model",), daemon=True).start()
     native = NativeModel(header.path, mmap=options.mmap, mlock=options.mlock, placement=plan.placement)
     from edgeinfer.api.model import open_model
+    from edgeinfer.scheduling.policy import Limits
 
     return open_model(
         native,
@@ -73,9 +74,7 @@ def load(
         options,
         vocabulary_over=vocabulary_over,
         draft=draft,
-        max_sequences=max_sequences,
-        latency_target_ms=latency_target_ms,
-        max_request_tokens=max_request_tokens,
+        limits=Limits(max_sequences, max_request_tokens=max_request_tokens, latency_target_ms=latency_target_ms),
         remember_shared_only=remember_shared_only,
         started_s=started_s,
     )

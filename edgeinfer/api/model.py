@@ -15,6 +15,7 @@ from edgeinfer.api.answers import Answers
 from edgeinfer.api.draft_model import DraftModel, open_draft
 from edgeinfer.api.draft_plan import DraftPlan
 from edgeinfer.api.drafts import CostFile, draft_notes, open_drafting
+from edgeinfer.api.pass_work import pass_work
 from edgeinfer.api.prefix_cache import open_prefix_cache
 from edgeinfer.api.vocabulary import Wrap
 from edgeinfer.cache.prefix import CLOSE_WAIT_S, DiskPrefixCache
@@ -64,13 +65,12 @@ def open_model(
     *,
     vocabulary_over: Wrap,
     draft: DraftPlan | None,
-    max_sequences: int,
-    latency_target_ms: float | None,
-    max_request_tokens: int | None,
+    limits: Limits,
     remember_shared_only: bool,
     started_s: float,
 ) -> Model:
     """What `load` makes of the weights, which belong to the result; they are freed when it fails."""
+    max_sequences = limits.max_running
     with contextlib.ExitStack() as opened:
         opened.enter_context(native)
         # Beginnings of texts outlive their requests in sequences of their own, where those cost nothing.
@@ -90,8 +90,7 @@ def open_model(
             backend,
             NativeSamplerFactory(native.vocabulary),
             cache,
-            limits=Limits(max_sequences, latency_target_ms=latency_target_ms),
-            max_request_tokens=max_request_tokens,
+            limits=replace(limits, work=pass_work(header, plan.placement)),
             remember_shared_only=remember_shared_only,
             drafting=open_drafting(
                 options,

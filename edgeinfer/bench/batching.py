@@ -112,7 +112,7 @@ def run_batch(models: Sequence[str | Path], suite: Suite, options: RuntimeOption
     for path, pp, tg, width, threads in _cases(models, suite):
         settings = replace(options, threads=threads, ctx_size=width * (pp + tg), prefix_cache=False, draft="off")
         with load(path, settings, max_sequences=width, latency_target_ms=math.inf) as model:
-            _warm_up(model)
+            warm_up(model)
             prompts = [_random(model, pp, seed=i) for i in range(width)]
             figures = _figures(model, prompts, tg)
             about = machine_and_model(path, model) | {"n_threads": model.backend.threads}
@@ -127,7 +127,7 @@ def run_prefix(models: Sequence[str | Path], suite: Suite, options: RuntimeOptio
             ctx_size = width * (pp + tg) if states == ("none",) else n_prefix + 2 * width * (TAIL_TOKENS + tg)
             settings = replace(options, threads=threads, ctx_size=ctx_size, prefix_cache=False, draft="off")
             with load(path, settings, max_sequences=width, latency_target_ms=math.inf) as model:
-                _warm_up(model)
+                warm_up(model)
                 about = machine_and_model(path, model) | {"n_threads": model.backend.threads}
                 for number, state in enumerate(states):
                     seeds = range(width) if state == "none" else [0] * width
@@ -188,9 +188,10 @@ def _run(model: Model, prompts: Sequence[Tokens], n_gen: int) -> tuple[list[Gene
     return generations, n_early
 
 
-def _warm_up(model: Model) -> None:
+def warm_up(model: Model) -> None:
     """The first pass of a context is slower than the others."""
-    _run(model, [_random(model, TAIL_TOKENS, seed=time.monotonic_ns() % 2**32)], 2)
+    n_tokens = max(1, min(TAIL_TOKENS, model.backend.n_ctx - 2))
+    _run(model, [_random(model, n_tokens, seed=time.monotonic_ns() % 2**32)], 2)
 
 
 def _random(model: Model, n_tokens: int, seed: int) -> Tokens:

@@ -7,8 +7,9 @@ tokens that give the test its depth untimed, no sampling and no text.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +51,16 @@ class Samples:
     prompt_ns: tuple[int, ...]
     between_tokens_ns: tuple[int, ...]
 
+    @classmethod
+    def joined(cls, parts: Iterable[Samples]) -> Samples:
+        """One after the other."""
+        found = list(parts)
+        return cls(
+            tuple(ns for part in found for ns in part.total_ns),
+            tuple(ns for part in found for ns in part.prompt_ns),
+            tuple(ns for part in found for ns in part.between_tokens_ns),
+        )
+
 
 class Runner:
     """Runs tests on sequence 0 of a backend."""
@@ -69,25 +80,28 @@ class Runner:
 
     def run(self, test: Trial, repetitions: int) -> Samples:
         """Warm up, then measure. Raises EdgeinferError when the backend refuses a pass."""
+        return Samples.joined(itertools.islice(self.repeat(test), repetitions))
+
+    def repeat(self, test: Trial) -> Iterator[Samples]:
+        """Warm up, then measure once for every item that is asked for."""
         self._forget(0)
         if test.n_prompt:
             self._prompt(test.n_prompt, 0)
         if test.n_gen:
             self._generate(1, test.n_prompt)
         depth = self._forget(0)
-        totals, prompts, between = [], [], []
-        for _ in range(repetitions):
+        while True:
             if depth < test.n_depth:
                 self._prompt(test.n_depth - depth, depth)
             started = self._clock_ns()
+            prompts = []
             if test.n_prompt:
                 self._prompt(test.n_prompt, test.n_depth)
                 prompts.append(self._clock_ns() - started)
             ticks = self._generate(test.n_gen, test.n_depth + test.n_prompt)
-            totals.append((ticks[-1] if ticks else self._clock_ns()) - started)
-            between += np.diff(ticks).tolist()
+            total = (ticks[-1] if ticks else self._clock_ns()) - started
             depth = self._forget(test.n_depth)
-        return Samples(tuple(totals), tuple(prompts), tuple(between))
+            yield Samples((total,), tuple(prompts), tuple(np.diff(ticks).tolist()))
 
     def _prompt(self, n_tokens: int, pos0: int) -> None:
         tokens = self._rng.integers(0, self._backend.n_vocab, n_tokens, np.int32)

@@ -112,7 +112,7 @@ def _percent(fraction: float | None) -> str:
     return "" if fraction is None else f"{100 * fraction:.0f} %"
 
 
-def _label(row: Row) -> str:
+def row_label(row: Row) -> str:
     """`pp512`, `tg128 @ d4096`."""
     name = f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}"
     return name + (f" @ d{row['n_depth']}" if row["n_depth"] else "")
@@ -126,7 +126,7 @@ THROUGHPUT = Schema(
         Column("model", 18, lambda row: row["model_type"], is_text=True),
         Column("size", 9, lambda row: f"{row['model_size'] / 2**20:.1f} MiB"),
         Column("cpu", 3, lambda row: str(row["n_threads"])),
-        Column("test", 13, _label),
+        Column("test", 13, row_label),
         Column("t/s", 14, lambda row: f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}"),
         Column("ttft ms", 8, lambda row: _ms(row["ttft_ms"])),
         Column("itl ms", 6, lambda row: _ms(row["itl_p50_ms"])),
@@ -138,8 +138,8 @@ THROUGHPUT = Schema(
 class Report(Protocol):
     """Turns rows into text, piece by piece; each piece is a line or several, without the last newline."""
 
-    def begin(self) -> Iterator[str]:
-        """What stands before the first row."""
+    def begin(self, schema: Schema = THROUGHPUT) -> Iterator[str]:
+        """What stands before the first row of a suite; one suite can follow another."""
         ...
 
     def row(self, row: Row) -> Iterator[str]:
@@ -154,13 +154,15 @@ class Report(Protocol):
 class Markdown:
     """A table for people, a line as soon as it is measured."""
 
-    def __init__(self, schema: Schema = THROUGHPUT) -> None:
-        self._columns = schema.columns
+    def __init__(self) -> None:
+        self._columns: tuple[Column, ...] = ()
         self._has_head = False
 
-    def begin(self) -> Iterator[str]:
-        """Nothing: what fails at once has no table."""
-        yield from ()
+    def begin(self, schema: Schema = THROUGHPUT) -> Iterator[str]:
+        """Nothing, as what fails at once has no table; a line apart from the table before."""
+        if self._has_head:
+            yield ""
+        self._columns, self._has_head = schema.columns, False
 
     def row(self, row: Row) -> Iterator[str]:
         """A line, the first one under the head."""
@@ -185,12 +187,15 @@ class Markdown:
 class Json:
     """One array of rows; after a failure its last element is the error document."""
 
-    def __init__(self, schema: Schema = THROUGHPUT) -> None:
+    def __init__(self) -> None:
+        self._has_begun = False
         self._held_back = ""  # the latest element, until it is known whether a comma follows
 
-    def begin(self) -> Iterator[str]:
-        """The bracket."""
-        yield "["
+    def begin(self, schema: Schema = THROUGHPUT) -> Iterator[str]:
+        """The bracket, once for all suites."""
+        if not self._has_begun:
+            self._has_begun = True
+            yield "["
 
     def row(self, row: Row) -> Iterator[str]:
         """The element before this one."""
@@ -198,6 +203,7 @@ class Json:
 
     def end(self, error: EdgeinferError | None) -> Iterator[str]:
         """The last element, the error if there is one, and the bracket."""
+        yield from self.begin()  # where it failed before there was a suite
         if error is not None:
             yield from self._next(error.as_json())
         if self._held_back:
@@ -213,11 +219,8 @@ class Json:
 class JsonLines:
     """A row per line; after a failure a last line with the error document."""
 
-    def __init__(self, schema: Schema = THROUGHPUT) -> None:
-        """Rows say themselves what they hold."""
-
-    def begin(self) -> Iterator[str]:
-        """Nothing."""
+    def begin(self, schema: Schema = THROUGHPUT) -> Iterator[str]:
+        """Nothing: rows say themselves what they hold."""
         yield from ()
 
     def row(self, row: Row) -> Iterator[str]:
@@ -233,11 +236,12 @@ class JsonLines:
 class Csv:
     """A head and a line per row."""
 
-    def __init__(self, schema: Schema = THROUGHPUT) -> None:
-        self._fields = schema.fields
+    def __init__(self) -> None:
+        self._fields: dict[str, str] = {}
 
-    def begin(self) -> Iterator[str]:
+    def begin(self, schema: Schema = THROUGHPUT) -> Iterator[str]:
         """The names."""
+        self._fields = schema.fields
         yield ",".join(self._fields)
 
     def row(self, row: Row) -> Iterator[str]:
@@ -254,11 +258,13 @@ class Csv:
 class Sql:
     """A table that SQLite reads, and an INSERT per row."""
 
-    def __init__(self, schema: Schema = THROUGHPUT) -> None:
-        self._table, self._fields = schema.table, schema.fields
+    def __init__(self) -> None:
+        self._table = ""
+        self._fields: dict[str, str] = {}
 
-    def begin(self) -> Iterator[str]:
+    def begin(self, schema: Schema = THROUGHPUT) -> Iterator[str]:
         """The table."""
+        self._table, self._fields = schema.table, schema.fields
         columns = ",\n".join(f"  {name} {kind}" for name, kind in self._fields.items())
         yield f"CREATE TABLE IF NOT EXISTS {self._table} (\n{columns}\n);\n"
 

@@ -15,7 +15,7 @@ from edgeinfer import __version__
 from edgeinfer.cli import console
 from edgeinfer.cli.command_tree import Commands
 from edgeinfer.cli.interrupt import Terminated, prepare_signals
-from edgeinfer.cli.usage import usage_error
+from edgeinfer.cli.usage import rows_that_failed, usage_error
 from edgeinfer.errors import EdgeinferError, InterruptedByUser, ResourceError, last_words
 
 # The shell is named, not guessed from the processes above this one: --show-completion zsh works from a script too.
@@ -73,7 +73,10 @@ def _run() -> NoReturn:
             console.note(traceback.format_exc().rstrip())
         console.fail(error, as_json=as_json)
     except typer.exceptions.TyperException as error:
-        console.fail(usage_error(error), as_json=as_json)
+        wrong = usage_error(error)
+        for line in [] if as_json else rows_that_failed(options, wrong):
+            console.result(line)
+        console.fail(wrong, as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
         console.fail_at_once(InterruptedByUser("interrupted"), as_json=as_json)
     except Terminated as error:

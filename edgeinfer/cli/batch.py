@@ -18,7 +18,7 @@ from edgeinfer.cli.ending import leave
 from edgeinfer.cli.interrupt import ending_at_once, interrupted_by, on_interrupt
 from edgeinfer.cli.option_groups import with_groups
 from edgeinfer.cli.runtime_options import DEFAULTS, MODEL_HELP, Verbose, answering, tell_plan
-from edgeinfer.errors import InterruptedByUser, UnusableInputError, UsageError
+from edgeinfer.errors import UnusableInputError, UsageError
 from edgeinfer.options import RuntimeOptions
 
 _STANDARD_STREAM = "-"
@@ -84,13 +84,7 @@ def command(
                 console.leave_without_reader()
 
         work.on_step = on_step
-
-        def stop(number: int) -> None:
-            if work.stopped:  # who asks twice does not wait for what is finished to be written
-                console.fail_at_once(InterruptedByUser(interrupted_by(number)), as_json=False, code=128 + number)
-            work.stop()
-
-        with on_interrupt(stop, terminates=False) as signals:
+        with on_interrupt(lambda _: work.stop(), raises=False) as signals:
             for entry in work:
                 write(document(entry))
                 meter.count(entry.row.end_nbytes, failed=entry.error is not None)

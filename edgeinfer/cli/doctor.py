@@ -42,7 +42,7 @@ def _text(report: Report) -> str:
         *(_verdict(report.model) if report.model else ()),
     ]
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {table.one_line(text, width + 2)}" for name, text in rows)
+    return "\n".join(f"{name:<{width}}  {table.hanging(text, width + 2)}" for name, text in rows)
 
 
 def _verdict(verdict: Verdict) -> list[tuple[str, str]]:

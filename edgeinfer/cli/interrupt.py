@@ -12,12 +12,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from edgeinfer.cli import console
 from edgeinfer.errors import InterruptedByUser
 
 _ASK_AGAIN_S = 0.02
+_WATCHER_ENDS_S = 1.0
 _UNREAD_S = 0.5
 """A write that takes this long after a signal waits for somebody who does not read."""
 
@@ -54,14 +55,15 @@ def _ask_again(lost: Any) -> None:
 
 
 @contextmanager
-def on_interrupt(stop: Callable[[int], None], *, goes_on: bool = False, terminates: bool = True) -> Iterator[list[int]]:
+def on_interrupt(stop: Callable[[int], None], *, goes_on: bool = False, raises: bool = True) -> Iterator[list[int]]:
     """Within the block, Ctrl-C and a termination call `stop` with the signal's number, from another thread, at once.
 
-    Ctrl-C raises nothing then; a termination still does where it `terminates`, as soon as Python is back in the main
-    thread. The interpreter's C handler writes the signal's number to a pipe without waiting for the main thread; a
-    thread that sleeps on the pipe does the rest. Gives the list of the signals' numbers, which grows. Unless the
-    program `goes_on` afterwards, what the block still writes must be read: a write to a pipe that is full knows no
-    Ctrl-C, so the program ends where one takes long.
+    Ctrl-C raises nothing then; a termination still does where it `raises`, as soon as Python is back in the main
+    thread: anywhere, also between two changes that belong together. The interpreter's C handler writes the signal's
+    number to a pipe without waiting for the main thread; a thread that sleeps on the pipe does the rest. Gives the list
+    of the signals' numbers, which grows. Unless the program `goes_on` afterwards, a second signal ends it at once, and
+    what the block still writes must be read: a write to a pipe that is full knows no Ctrl-C, so the program ends where
+    one takes long.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -71,14 +73,17 @@ def on_interrupt(stop: Callable[[int], None], *, goes_on: bool = False, terminat
 
     def watch() -> None:
         while number := os.read(reader, 1):
-            if number[0] in ending:
-                if not received and not goes_on:
-                    threading.Thread(target=_end_unread, args=(number[0], left), daemon=True).start()
-                received.append(number[0])
-                stop(number[0])
+            if number[0] not in ending:
+                continue
+            received.append(number[0])
+            if not goes_on and len(received) == 1:
+                threading.Thread(target=_end_unread, args=(number[0], left), daemon=True).start()
+            elif not goes_on:
+                _end(number[0], "")
+            stop(number[0])
 
     watcher = threading.Thread(target=watch, name="edgeinfer-interrupt", daemon=True)
-    quiet = {signal.SIGINT} if terminates else ending
+    quiet = {signal.SIGINT} if raises else ending
     # A shell's background job is not meant, nor one of nohup.
     previous = {s: handler for s in quiet if (handler := signal.getsignal(s)) not in (signal.SIG_IGN, None)}
     for number in previous:
@@ -94,8 +99,9 @@ def on_interrupt(stop: Callable[[int], None], *, goes_on: bool = False, terminat
         for number, handler in previous.items():
             signal.signal(number, handler)
         os.close(writer)
-        watcher.join()
-        os.close(reader)
+        watcher.join(_WATCHER_ENDS_S)  # a child process that was forked meanwhile may have the pipe open as well
+        if not watcher.is_alive():
+            os.close(reader)
 
 
 def _end_unread(number: int, left: threading.Event) -> None:
@@ -104,10 +110,14 @@ def _end_unread(number: int, left: threading.Event) -> None:
     while not left.wait(_UNREAD_S):
         begun, done = console.writes.begun, console.writes.done
         if done < begun == seen:
-            threading.Timer(_UNREAD_S, os._exit, [128 + number]).start()  # stderr may be the same pipe
-            error = InterruptedByUser(f"{interrupted_by(number)}, and nobody reads the output")
-            console.fail_at_once(error, as_json=False, code=128 + number)
+            _end(number, ", and nobody reads the output")
         seen = begun
+
+
+def _end(number: int, how: str) -> NoReturn:
+    threading.Timer(_UNREAD_S, os._exit, [128 + number]).start()  # stderr may be the pipe that is full
+    error = InterruptedByUser(interrupted_by(number) + how)
+    console.fail_at_once(error, as_json=False, code=128 + number)
 
 
 def interrupted_by(number: int) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence
+from textwrap import wrap
 
-WIDTH_OF_A_PIPE = 1 << 30
+MIN_COLUMNS = 40
+"""A narrower terminal breaks lines itself: to cut them would leave nothing of them."""
 
 
 def render(head: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
@@ -36,7 +38,19 @@ def printable(text: str) -> str:
 
 def one_line(text: str, indent: int = 0) -> str:
     """`printable`, cut to the terminal's width."""
-    text = printable(text)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH_OF_A_PIPE
-    room = max(width - indent, 8)
-    return text if len(text) <= room else text[: room - 1] + "…"
+    text, room = printable(text), _room(indent)
+    return text if room is None or len(text) <= room else text[: room - 1] + "…"
+
+
+def hanging(text: str, indent: int) -> str:
+    """`printable`, broken between words to the terminal's width, each line below the beginning of the first."""
+    text, room = printable(text), _room(indent)
+    if room is None:
+        return text
+    return ("\n" + " " * indent).join(wrap(text, room, break_long_words=False, break_on_hyphens=False))
+
+
+def _room(indent: int) -> int | None:
+    """How many characters a line has behind an indent; None where it may have as many as there are."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    return width - indent if width >= MIN_COLUMNS else None

@@ -49,3 +49,20 @@ def usage_error(error: typer.exceptions.TyperException) -> UsageError:
     for theirs, plain in _NUMBERS.items():
         message = message.replace(theirs, plain)
     return UsageError(message, see)
+
+
+def rows_that_failed(arguments: list[str], error: UsageError) -> list[str]:
+    """What `bench -o FORMAT` prints where its command line is wrong already: the document that its readers expect."""
+    if next((argument for argument in arguments if not argument.startswith("-")), "") != "bench":
+        return []
+    from edgeinfer.bench.report import FORMATS
+
+    wanted = ""
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if argument in ("-o", "--output"):
+            wanted = following
+        elif argument.startswith("--output="):
+            wanted = argument.partition("=")[2]
+        elif argument.startswith("-o"):
+            wanted = argument.removeprefix("-o")
+    return list(FORMATS[wanted]().end(error)) if wanted in FORMATS else []

@@ -7,7 +7,7 @@ and equal positions are the same object, so what was computed once for a positio
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -86,7 +86,13 @@ class Automaton:
         self._network = network
         self.classes, self.n_classes = _byte_classes(network)
         """The class of each byte, shape `(256,)`: bytes of a class are the same to the whole grammar."""
+        self.class_table = self.classes.astype(np.uint8).tobytes()
+        """The same for `bytes.translate`."""
+        self._class_sizes = np.bincount(self.classes)
         self._moves: dict[int, dict[int, list[int]]] = {}
+        self._reads: dict[int, NDArray[np.intp]] = {}
+        """Of a state, the classes that it goes on with."""
+        self._plain = _plain_states(network)
         self._counted = {counter.rule for counter in network.counters.values()}
         self._work = 0
         self.age = 0
@@ -97,7 +103,7 @@ class Automaton:
 
     def step(self, row: int, byte_class: int) -> int:
         """The position after a byte of a class."""
-        after = int(self.table[row, byte_class])
+        after: int = self.table.item(row, byte_class)
         return after if after != UNKNOWN else self._computed_step(row, byte_class)
 
     def row(self, position: Position) -> int:
@@ -136,7 +142,7 @@ class Automaton:
 
     def n_choices(self, row: int) -> int:
         """How many bytes can be next."""
-        return len(self._choices(self._positions[row]))
+        return int(self._class_sizes[self.table[row] != DEAD].sum())
 
     def _choices(self, position: Position) -> frozenset[int]:
         """The bytes that can be next."""
@@ -160,18 +166,23 @@ class Automaton:
 
     def _forget(self) -> None:
         self.age += 1
-        self.table: NDArray[np.int32] = np.full((64, self.n_classes), UNKNOWN, np.int32)
+        self.table: NDArray[np.int32] = np.full((64, self.n_classes), DEAD, np.int32)
         self._by_items: dict[tuple[Items, bool], Position] = {}
+        self._by_seeds: dict[tuple[tuple[int, Frame], ...], int] = {}
+        """The rows of what has been closed."""
         self._frames: dict[frozenset[tuple[int, Frame | None]], Frame] = {}
         self._positions: list[Position] = []
         self._interned(Position(frozenset(), False, DEAD, self.age))
-        self.table[DEAD] = DEAD
 
     def _computed_step(self, row: int, byte_class: int) -> int:
-        seeds = []
-        for state, frame in self._positions[row].items:
-            seeds += [(after, frame) for after in self._moves_of(state).get(byte_class, ())]
-        after = self._closed(seeds).row if seeds else DEAD
+        seeds = tuple(
+            (after, frame)
+            for state, frame in self._positions[row].items
+            for after in self._moves_of(state).get(byte_class, ())
+        )
+        after = self._by_seeds.get(seeds)
+        if after is None:  # most classes lead to where another one leads
+            after = self._by_seeds[seeds] = self._closed(seeds).row
         self.table[row, byte_class] = after
         return after
 
@@ -183,9 +194,13 @@ class Automaton:
                 if self._network.live[after]:
                     for byte_class in range(self.classes[first], self.classes[last] + 1):
                         found.setdefault(byte_class, []).append(after)
+            self._reads[state] = np.fromiter(found, np.intp, len(found))
         return found
 
-    def _closed(self, seeds: list[tuple[int, Frame]]) -> Position:
+    def _closed(self, seeds: Sequence[tuple[int, Frame]]) -> Position:
+        if len(seeds) <= MAX_ITEMS and all(state in self._plain for state, _ in seeds):
+            self._spend(len(seeds))
+            return self._interned(Position(frozenset(seeds), False, UNKNOWN, self.age))
         closure = _Closure()
         seen: set[tuple[int, Frame | int]] = set()
         todo: list[tuple[int, Frame | int]] = list(seeds)
@@ -193,10 +208,10 @@ class Automaton:
             item = todo.pop()
             if item not in seen:
                 seen.add(item)
-                self._spend(1)
                 if len(seen) > MAX_ITEMS:
                     self._give_up()
                 self._follow(item, closure, todo)
+        self._spend(len(seen))
         resolved: dict[int, Frame] = {}
         items = frozenset((state, self._frame(closure, frame, resolved)) for state, frame in closure.reading)
         return self._interned(Position(items, closure.can_end, UNKNOWN, self.age))
@@ -213,7 +228,8 @@ class Automaton:
         for after in network.jumps.get(state, ()):
             todo.append((after, frame))
         for rule, back in network.calls.get(state, ()):
-            self._call(rule, back, frame, closure, todo)
+            if back == TAIL or network.live[back]:
+                self._call(rule, back, frame, closure, todo)
         counter = network.counters.get(state)
         if counter is not None:
             if count >= counter.least or counter.rule in closure.empty:
@@ -295,9 +311,12 @@ class Automaton:
             position.row, position.age = len(self._positions), self.age
             self._positions.append(position)
             if position.row >= len(self.table):
-                larger = np.full((2 * len(self.table), self.n_classes), UNKNOWN, np.int32)
+                larger = np.full((2 * len(self.table), self.n_classes), DEAD, np.int32)
                 larger[: len(self.table)] = self.table
                 self.table = larger
+            for state, _ in position.items:
+                self._moves_of(state)
+                self.table[position.row, self._reads[state]] = UNKNOWN
         return known
 
     def _spend(self, n_steps: int) -> None:
@@ -311,6 +330,12 @@ class Automaton:
             "it is too ambiguous to be followed: a text can match it in very many ways",
             "write it so that every text matches in one way",
         )
+
+
+def _plain_states(network: Network) -> frozenset[int]:
+    """Those that read a byte and do nothing else."""
+    others = {*network.jumps, *network.calls, *network.counters, *network.ends}
+    return frozenset(state for state in network.moves if state not in others and network.live[state])
 
 
 def _byte_classes(network: Network) -> tuple[NDArray[np.int32], int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 
@@ -17,8 +17,6 @@ from edgeinfer.grammar.pieces import PieceTree
 from edgeinfer.types import Vocabulary
 
 _MAX_MASKS_NBYTES = 1 << 25
-_NARROW = 6
-"""Bytes."""
 _MAX_AFTER = 1 << 16
 _MAX_CUT = 4096
 """Forced texts whose tokens are kept."""
@@ -93,18 +91,23 @@ class TokenGrammar:
         return GrammarConstraint(self)
 
     def after_token(self, row: int, token: int) -> int:
-        """The position after a token; known at once where it was asked before, by a draft or a check of it."""
+        """The position after a token; known at once where it was asked before, by a draft or a check of it.
+
+        No answer goes on with a token that ends it, or that stands for nothing.
+        """
         if self._after_age != self.automaton.age or len(self._after) >= _MAX_AFTER:
             self._after, self._after_age = {}, self.automaton.age
         found = self._after.get((row, token))
         if found is None:
-            found = self._after[row, token] = self.after(row, self.lexicon.vocabulary.piece(token))
+            vocabulary = self.lexicon.vocabulary
+            piece = b"" if token in vocabulary.end_tokens else vocabulary.piece(token)
+            found = self._after[row, token] = self.after(row, piece) if piece else DEAD
         return found
 
     def after(self, row: int, piece: bytes) -> int:
         """The position after the bytes of a token."""
         automaton = self.automaton
-        for byte_class in automaton.classes[np.frombuffer(piece, np.uint8)].tolist():
+        for byte_class in piece.translate(automaton.class_table):
             row = automaton.step(row, byte_class)
             if row == DEAD:
                 return DEAD
@@ -139,20 +142,16 @@ class TokenGrammar:
         automaton, mask = self.automaton, np.zeros(self.lexicon.vocabulary.n_tokens, np.bool_)
         if automaton.position(row).can_end:
             mask[self.lexicon.ends] = True
-        rows, alive = np.array([row], np.int32), np.zeros(1, np.intp)
         tree = self.lexicon.tree
-        first_child = tree.first
-        for level in tree.levels:
-            nodes, sources = _children(first_child, alive)
-            after = self._steps(rows[sources], automaton.classes[level.byte[nodes]])
+        reached = [np.zeros(1, np.intp)]
+        rows = np.array([row], np.int32)
+        while len(reached[-1]):
+            nodes, sources = tree.children(reached[-1])
+            after = self._steps(rows[sources], automaton.classes[tree.byte[nodes]])
             keep = after != DEAD
-            alive, rows = nodes[keep], after[keep]
-            if not len(alive):
-                break
-            is_alive = np.zeros(len(level.byte), np.bool_)
-            is_alive[alive] = True
-            mask[level.tokens[is_alive[level.nodes]]] = True
-            first_child = level.first_child
+            reached.append(nodes[keep])
+            rows = after[keep]
+        mask[tree.tokens(np.concatenate(reached))] = True
         return mask
 
     def _steps(self, rows: NDArray[np.int32], byte_classes: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -162,7 +161,7 @@ class TokenGrammar:
         if len(unknown):
             n_classes = self.automaton.n_classes
             keys = rows[unknown].astype(np.int64) * n_classes + byte_classes[unknown]
-            for key in np.unique(keys).tolist():
+            for key in set(keys.tolist()):
                 self.automaton.step(*divmod(key, n_classes))
             after = self.automaton.table[rows, byte_classes]
         return after
@@ -187,9 +186,9 @@ class GrammarConstraint:
         return self._grammar.automaton.place(self._row)
 
     @property
-    def is_narrow(self) -> bool:
-        """A blank, a quotation mark, one of a few words: not what a string or a number goes on with."""
-        return self._grammar.automaton.n_choices(self._row) <= _NARROW
+    def n_choices(self) -> int:
+        """How many bytes what comes next can begin with."""
+        return self._grammar.automaton.n_choices(self._row)
 
     def forced(self) -> tuple[int, ...]:
         """What must come next, as the vocabulary's own tokenizer cuts it after the last token."""
@@ -202,11 +201,15 @@ class GrammarConstraint:
 
     def allows(self, token: int) -> bool:
         """Whether the token may come next."""
+        return next(self.allowed_of((token,)), None) is not None
+
+    def allowed_of(self, tokens: Iterable[int]) -> Iterator[int]:
+        """Those of some tokens that may come next, each looked at when it is asked for; one work for all of them."""
         self._grammar.automaton.rest()
-        vocabulary = self._grammar.lexicon.vocabulary
-        if token in vocabulary.end_tokens:
-            return self._position.can_end
-        return bool(vocabulary.piece(token)) and self._grammar.after_token(self._row, token) != DEAD
+        ends = self._grammar.lexicon.vocabulary.end_tokens if self._position.can_end else ()
+        for token in tokens:
+            if self._grammar.after_token(self._row, token) != DEAD or token in ends:
+                yield token
 
     def allowed(self) -> NDArray[np.bool_]:
         """All tokens that may come next, shape `(n_tokens,)`."""
@@ -215,23 +218,13 @@ class GrammarConstraint:
 
     def accept(self, token: int) -> None:
         """The answer goes on with this token. Raises UsageError for one that is not allowed."""
-        vocabulary = self._grammar.lexicon.vocabulary
-        if token in vocabulary.end_tokens and self._position.can_end:
-            return
         row = self._grammar.after_token(self._row, token)
         if row == DEAD:
+            if self._position.can_end and token in self._grammar.lexicon.vocabulary.end_tokens:
+                return
             raise UsageError(f"token {token} does not match {self._grammar.subject}", "give only tokens that it allows")
         self._position, self._last = self._grammar.automaton.position(row), token
 
     @property
     def _row(self) -> int:
         return self._grammar.automaton.row(self._position)
-
-
-def _children(first_child: NDArray[np.int32], nodes: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The children of nodes, and for each the index of its parent in `nodes`."""
-    starts, ends = first_child[nodes], first_child[nodes + 1]
-    counts = ends - starts
-    sources = np.repeat(np.arange(len(nodes)), counts)
-    before = np.cumsum(counts) - counts
-    return np.arange(int(counts.sum())) + (starts - before)[sources], sources

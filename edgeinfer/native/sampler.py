@@ -42,10 +42,11 @@ class NativeSamplerFactory:
         biases = self._biases(params)
         if params.temperature == 0 and not biases and not _has_penalties(params):
             return GreedySampler(seed)
+        reach = _reach(params, biases)
         chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
         for sampler in self._links(params, seed, biases):
             llama.llama_sampler_chain_add(chain, sampler)
-        return ChainSampler(chain, self._candidates, seed)
+        return ChainSampler(chain, self._candidates, seed, reach)
 
     def _biases(self, params: SamplingParams) -> list[tuple[int, float]]:
         for token, _ in params.logit_bias:
@@ -123,6 +124,24 @@ def _truncation(params: SamplingParams, seed: int) -> list[Any]:
     return links
 
 
+def _reach(params: SamplingParams, biases: list[tuple[int, float]]) -> int | None:
+    """See `types.Sampler.reach`: what is cut off first, and what earlier links can push below that.
+
+    A link that can raise a logit leaves no bound.
+    """
+    if params.temperature and (params.mirostat or params.top_k <= 0):
+        return None
+    reach = params.top_k if params.temperature else 1
+    if any(bias > 0 for _, bias in biases):
+        return None
+    reach += len(biases)
+    if _has_repetition_penalties(params):
+        if params.repeat_penalty < 1 or params.frequency_penalty < 0 or params.presence_penalty < 0:
+            return None
+        reach += params.repeat_last_n
+    return reach + (_DRY_LAST_N if params.dry_multiplier > 0 else 0)
+
+
 def _has_repetition_penalties(params: SamplingParams) -> bool:
     return params.repeat_last_n > 0 and (
         params.repeat_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
@@ -143,6 +162,11 @@ class GreedySampler:
     def seed(self) -> int:
         """The seed in use (it changes nothing here)."""
         return self._seed
+
+    @property
+    def reach(self) -> int:
+        """One logit decides."""
+        return 1
 
     def sample(self, logits: NDArray[np.float32]) -> int:
         """The index of the largest logit, the first among equals."""
@@ -179,9 +203,10 @@ class _Candidates:
 class ChainSampler:
     """A chain of the library's samplers over an array of candidates that is filled from a row of logits."""
 
-    def __init__(self, chain: Any, candidates: _Candidates, seed: int) -> None:
+    def __init__(self, chain: Any, candidates: _Candidates, seed: int, reach: int | None) -> None:
         self._chain = chain
         self._seed = seed
+        self._reach = reach
         self._candidates = candidates
         weakref.finalize(self, llama.llama_sampler_free, chain)
 
@@ -189,6 +214,11 @@ class ChainSampler:
     def seed(self) -> int:
         """The seed in use."""
         return self._seed
+
+    @property
+    def reach(self) -> int | None:
+        """How many of the largest logits the choice can depend on; None where all can matter."""
+        return self._reach
 
     def sample(self, logits: NDArray[np.float32]) -> int:
         """Choose a token from one row of logits of shape `(n_vocab,)`; does not change the history."""

@@ -7,6 +7,7 @@ its cache under the content's hash for downloaded, and that is where this puts i
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -84,6 +85,8 @@ def fetch_to(target: Path, partial: Path, repository: str, name: str, announced:
                 displayed_filename=name,
                 tqdm_class=progress_bar(),
             )
+            file.flush()
+            os.fsync(file.fileno())
         if sha256_of(partial) != announced.sha256:
             partial.unlink()
             raise UnusableInputError(f"{repository}: the download of {name} is damaged", "try again")
@@ -96,7 +99,10 @@ def progress_bar() -> Any:
 
     class Bar(tqdm):  # type: ignore[type-arg]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "disable": not sys.stderr.isatty(), "leave": False})
+            # How far it is comes first: a narrow terminal cuts the name's end.
+            shape = "{percentage:3.0f} % |{bar}| {rate_fmt}, {remaining} left, {desc}"
+            ours = {"disable": not sys.stderr.isatty(), "leave": False, "bar_format": shape}
+            super().__init__(*args, **{**kwargs, **ours})
 
     return Bar
 

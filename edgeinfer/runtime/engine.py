@@ -50,7 +50,6 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         *,
         limits: Limits | None = None,
-        max_request_tokens: int | None = None,
         remember_shared_only: bool = False,
         drafting: Drafting | None = None,
     ) -> None:
@@ -58,12 +57,13 @@ class Engine:
         self._backend = backend
         self._make_sampler = make_sampler
         self._clock = clock
-        self._max_tokens = min(backend.n_ctx, max_request_tokens or backend.n_ctx)
         self._residency = Residency(backend, prefix_cache)
         self.drafting = drafting if drafting and backend.capabilities.can_trim else Drafting((), backend.n_vocab, clock)
-        self.pace = Pace()
+        limits = _clamp(limits, backend)
+        self._max_tokens = min(backend.n_ctx, limits.max_request_tokens or backend.n_ctx)
+        self.pace = Pace(limits.work)
         self._swap = Swap(self._residency, self.pace, clock)
-        self._scheduler: Scheduler[Generation] = Scheduler(_clamp(limits, backend), self.pace)
+        self._scheduler: Scheduler[Generation] = Scheduler(limits, self.pace)
         self._remember_shared_only = remember_shared_only
         self._grown: list[Generation] = []
         """Whose prompts have been computed further since the prefix cache saw them."""

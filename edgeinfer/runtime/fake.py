@@ -198,6 +198,11 @@ class FakeSampler:
         """The seed in use."""
         return self._seed
 
+    @property
+    def reach(self) -> int | None:
+        """Every token has its chance."""
+        return None
+
     def sample(self, logits: NDArray[np.float32]) -> int:
         """Choose a token from one row of logits."""
         scores = logits.astype(np.float64)

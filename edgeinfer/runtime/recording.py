@@ -24,6 +24,11 @@ class RecordingSampler:
         """The seed in use."""
         return self._sampler.seed
 
+    @property
+    def reach(self) -> int | None:
+        """How many of the largest logits the choice can depend on; None where all can matter."""
+        return self._sampler.reach
+
     def sample(self, logits: NDArray[np.float32]) -> int:
         """Choose a token from one row of logits."""
         token = self._sampler.sample(logits)

@@ -137,6 +137,7 @@ def _render_in_child(source: str, context: dict[str, Any]) -> str:
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
+            os.close(reader)  # else its own copy would let it wait for ever to write, once the parent has gone
             _child(source, context, writer)
         os.close(writer)
     try:
@@ -155,7 +156,8 @@ def _child(source: str, context: dict[str, Any], writer: int) -> NoReturn:
     try:
         gc.disable()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the child too, but is the parent's
-        signal.set_wakeup_fd(-1)
+        if (wakeup := signal.set_wakeup_fd(-1)) >= 0:
+            os.close(wakeup)  # who reads there waits until nobody has it open any more
         _limit_child()
         try:
             output = _OK + _render(source, context).encode("utf-8")

@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from edgeinfer.scheduling.job import Job
+from edgeinfer.scheduling.operations import PIECE_STEP, Work
 
 AGEING_S = 10.0
 """Waiting this long counts as much as one level of priority, so that everybody's turn comes."""
@@ -33,8 +34,13 @@ class Limits:
 
     max_running: int
     max_waiting: int = 4096
+    max_request_tokens: int | None = None
+    """How many tokens, prompt and answer, one request may have of the context that all share; None for all."""
     max_step_tokens: int = 512
     """Of one forward pass: llama.cpp's micro-batch, and what an abort can lose."""
+    work: Work | None = None
+    """What a pass does where its operations can take so long that an interrupt would wait for one: pieces of prompts
+    are smaller then."""
     latency_target_ms: float | None = None
     """How long a step may take while answers are being written; None means `DEFAULT_STEPS` decode steps."""
 
@@ -68,11 +74,13 @@ class Pace:
     Steps that something else on the machine delayed must not count: what steps take is the median of the last ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, work: Work | None = None) -> None:
         self.decode_s: float | None = None
         """A step that only writes answers."""
         self.prefill_rate: float | None = None
         """Prompt tokens per second in steps without answers."""
+        self._work = work
+        self._work_speed: float | None = None
         self.swap_s: float | None = None
         """Seconds to save and restore one token of KV cache."""
         self.answer_tokens = 128.0
@@ -89,6 +97,9 @@ class Pace:
         elif n_decoding == 0:
             if n_prompt >= MIN_PIECE:
                 self.prefill_rate = _mean(self.prefill_rate, n_prompt / seconds)
+            if self._work is not None and n_prompt >= PIECE_STEP:  # a small piece computes slower
+                done = n_prompt * self._work.of_token(depth + n_prompt / 2)
+                self._work_speed = _mean(self._work_speed, done / seconds)
         elif self.decode_s is not None:
             # A quick step must not look as if prompts cost nothing: the next would take one whole, for seconds.
             least_s = n_prompt / self.prefill_rate if self.prefill_rate else self.decode_s / 2
@@ -101,6 +112,10 @@ class Pace:
             return 2 / self.prefill_rate if self.prefill_rate else None
         typical = sorted(self._pieces, key=lambda piece: piece.token_s)[len(self._pieces) // 2]
         return typical.token_s * max(1.0, (depth + _ATTENTION_DEPTH) / (typical.depth + _ATTENTION_DEPTH))
+
+    def piece_tokens(self, depth: int) -> float:
+        """The most tokens of a prompt from `depth` on in a step that an interrupt is to end in time."""
+        return math.inf if self._work is None else self._work.piece_tokens(depth, self._work_speed)
 
     def observe_swap(self, n_tokens: int, seconds: float) -> None:
         """So long it took to save, or to restore, that many tokens."""
@@ -119,10 +134,10 @@ def prefill_budget(limits: Limits, pace: Pace, n_decoding: int, n_drafted: int =
     """Prompt tokens that a step may take beside `n_decoding` rows of answers and `n_drafted` of their drafts.
 
     Derived from the latency target and what a token at `depth`, where the next piece begins, is expected to cost; the
-    rows of the step come out as a multiple of four. Nothing before a step without a prompt was measured, where the
-    target is counted in those.
+    rows of the step come out as a multiple of four. Never more than can be interrupted in time. Nothing before a step
+    without a prompt was measured, where the target is counted in those.
     """
-    most = limits.max_step_tokens - n_decoding - n_drafted
+    most = int(min(limits.max_step_tokens - n_decoding - n_drafted, pace.piece_tokens(depth)))
     target_ms = limits.latency_target_ms
     if n_decoding == 0 or target_ms == math.inf:
         return most

@@ -25,6 +25,8 @@ _EXPECTED_BY_ORDER = (
 )
 _EXPECTED = (*_FIRST_EXPECTED, *(chance for chances in _EXPECTED_BY_ORDER for chance in chances))
 _KINDS = len(_EXPECTED_BY_ORDER[0])
+_NARROW_BYTES = 6
+"""A blank, a quotation mark, one of a few words: not what a string or a number goes on with."""
 _LEAST_SURVIVAL = 0.1
 """Where the tokens of a proposal together are expected to be less likely than that, the next one is not looked for."""
 
@@ -123,7 +125,7 @@ class StructureDraft:
     def _next(self, ahead: Constraint, before: tuple[int, ...]) -> list[tuple[int, int]]:
         """The next tokens with their grades; none where nothing is known."""
         place = ahead.place
-        if ahead.is_narrow:
+        if ahead.n_choices <= _NARROW_BYTES:
             known = self._choices.get((place, before[-1:])) or self._choices.get((place, ()))
             if known is not None:
                 return [(known.likeliest, _NARROW + known.kind)]

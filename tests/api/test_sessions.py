@@ -2,12 +2,17 @@
 
 import json
 import os
+import random
 import stat
+import subprocess
+import sys
+import time
 from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import watched
 
 from edgeinfer.api.sessions import SavedSession, SessionFile, existing_session
 from edgeinfer.errors import NotFoundError, ResourceError, UnusableInputError, UsageError
@@ -113,3 +118,39 @@ def test_a_damaged_file_is_refused_or_read(data, at):
             SessionFile("made").close()
     finally:
         file.path.unlink()
+
+
+WRITER = """
+import itertools, sys
+sys.path[:0] = sys.argv[1:]
+from edgeinfer.api.sessions import SavedSession, SessionFile
+from edgeinfer.runtime.session import SessionState
+with SessionFile("ideas") as file:
+    print("ready", flush=True)
+    first = len(file.saved.state.messages) if file.saved else 0
+    for n in itertools.count(first + 1):
+        said = tuple({"role": "user", "content": str(i) * 100} for i in range(n))
+        file.write(SavedSession("m.gguf", {}, SessionState("", said, 0, "", ())))
+        print(n, flush=True)
+"""
+
+
+def test_kill_9_at_a_random_moment_of_saving_keeps_a_whole_conversation():
+    rng = random.Random(1)
+    n_before = 0
+    for _ in range(4):
+        command = [sys.executable, "-c", WRITER, *filter(None, map(os.path.abspath, sys.path))]
+        with watched(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
+            assert process.stdout.readline() == "ready\n", "the killed one's lock is gone with it"
+            for _ in range(rng.randrange(1, 12)):
+                written = process.stdout.readline()
+            time.sleep(rng.uniform(0, 0.01))
+            process.kill()
+            rest = process.stdout.read().splitlines(keepends=True)
+        told = [int(line) for line in (written, *rest) if line.endswith("\n")]
+        with SessionFile("ideas") as file:
+            messages = file.saved.state.messages
+        assert messages == tuple({"role": "user", "content": str(i) * 100} for i in range(len(messages)))
+        assert told[-1] <= len(messages) <= told[-1] + 1, "what was told to be saved is there"
+        assert len(messages) > n_before
+        n_before = len(messages)

@@ -54,7 +54,8 @@ def test_an_answer_without_drafts_has_no_acceptance():
 )
 def test_every_format_shows_a_row(format_, answers):
     about = dict.fromkeys(SPECULATION.fields, 1) | {"model_type": "m", "n_prompt": 5}
-    lines = list(FORMATS[format_](SPECULATION).row(about | figures(answers)))
+    report = FORMATS[format_]()
+    lines = [*report.begin(SPECULATION), *report.row(about | figures(answers))]
     assert all(isinstance(line, str) for line in lines)
 
 

@@ -307,6 +307,19 @@ def test_when_every_row_fails_the_batch_fails(tiny_gguf, tmp_path):
         assert done.stderr.decode().splitlines()[-1].startswith("error: every row failed") == (code == 4)
 
 
+def test_a_reader_that_stops_reading_does_not_hold_up_the_end_of_what_is_finished(tiny_gguf, tmp_path):
+    """A signal that comes between two writes finds out in the next ones."""
+    source = tmp_path / "in.jsonl"
+    slow = {"id": 0, "prompt": "a", "ignore_eos": True, "max_tokens": 400}
+    done = [{"id": "i" * 5000 + str(i), "prompt": "a", "max_tokens": 1} for i in range(60)]
+    source.write_text(lines([slow, *done]))
+    with started("batch", tiny_gguf, source, "--parallel", "2", "--no-prefix-cache") as process:
+        assert json.loads(process.stdout.readline())["id"] == 0  # all behind it are finished, and too much for a pipe
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+        process.stdout.close()
+
+
 def wait_until_full(pipe, process):
     """Wait until a pipe takes nothing more from anybody."""
     probe = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import PATIENCE_S
 
+from edgeinfer.bench import suites
 from edgeinfer.bench.batching import BATCH, PREFIX
-from edgeinfer.bench.report import FIELDS, JSON_ONLY_FIELDS
+from edgeinfer.bench.kv import KV
+from edgeinfer.bench.latency import LATENCY
+from edgeinfer.bench.report import FIELDS, JSON_ONLY_FIELDS, THROUGHPUT, Schema
 from edgeinfer.bench.speculation import SPECULATION
 from edgeinfer.bench.workloads import WORKLOADS
+from edgeinfer.cli.app import app
 
 
 def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -60,6 +67,22 @@ def test_a_wrong_number_is_exit_code_2_and_valid_json(tmp_path: Path, arguments:
     assert json.loads(done.stdout)[0]["error"]["code"] == "usage"
 
 
+@pytest.mark.parametrize("asked", [["-o", "json"], ["-ojson"], ["--output", "json"], ["--output=json"]])
+@pytest.mark.parametrize("wrong", [["--wild"], ["-r", "few"], []], ids=["flag", "value", "no model"])
+def test_a_command_line_that_cannot_be_read_is_a_valid_document_too(asked: list[str], wrong: list[str]) -> None:
+    done = _run(*(["m.gguf"] if wrong else []), *asked, *wrong)
+    assert done.returncode == 2
+    (error,) = json.loads(done.stdout)
+    assert error["error"]["code"] == "usage"
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("format_", "n_lines"), [("jsonl", 1), ("csv", 0), ("sql", 0), ("md", 0), ("xml", 0)])
+def test_an_unknown_flag_has_the_formats_own_end(format_: str, n_lines: int) -> None:
+    done = _run("m.gguf", "--wild", "-o", format_)
+    assert (done.returncode, len(done.stdout.splitlines())) == (2, n_lines)
+
+
 def test_what_fails_at_once_leaves_no_head_of_a_table(tmp_path: Path) -> None:
     done = _run(tmp_path / "none.gguf")
     assert (done.returncode, done.stdout) == (3, "")
@@ -102,7 +125,78 @@ def test_a_wrong_width_is_exit_code_2(tmp_path: Path, suite: str, arguments: lis
 
 
 def test_an_unknown_suite_is_exit_code_2(tmp_path: Path) -> None:
-    assert _run(tmp_path / "any.gguf", "--suite", "kv").returncode == 2
+    done = _run(tmp_path / "any.gguf", "--suite", "wild", "-o", "json")
+    assert done.returncode == 2
+    assert "'wild'" in json.loads(done.stdout)[0]["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--suite", "latency", "-p", "5"],
+        ["--suite", "batch", "-d", "5"],
+        ["--suite", "speculation", "--parallel", "2"],
+        ["--suite", "all", "-o", "csv"],
+    ],
+)
+def test_what_a_suite_has_no_use_for_is_exit_code_2(tmp_path: Path, arguments: list[str]) -> None:
+    done = _run(tmp_path / "any.gguf", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.model
+def test_the_kv_suite_tells_what_a_smaller_type_saves_and_changes(smollm2_gguf: Path) -> None:
+    done = _run(smollm2_gguf, "--suite", "kv", "-p", "4", "-n", "2", "-d", "40", "-r", "1", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [list(row) for row in rows] == [list(KV.fields)] * 3
+    assert [(row["type_k"], row["type_v"]) for row in rows] == [("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0")]
+    f16, q8_0, q4_0 = (row["kv_bytes_per_token"] for row in rows)
+    elements = 30 * 2 * 192  # layers, K and V, three heads of 64
+    assert f16 == pytest.approx(2 * elements, rel=0.01)
+    assert q8_0 == pytest.approx(34 / 32 * elements, rel=0.02)
+    assert q4_0 == pytest.approx(18 / 32 * elements, rel=0.03)
+    assert [row["same_top"] for row in rows[:2]] == [1, pytest.approx(1, abs=0.15)]
+    assert rows[0]["gen_ratio"] == rows[0]["prompt_ratio"] == 1
+    assert all(row["gen_ts"] > 0 and row["prompt_ts"] > 0 for row in rows)
+
+
+def test_types_that_cannot_be_are_rows_without_figures(tiny_gguf: Path) -> None:
+    done = _run(tiny_gguf, "--suite", "kv", "-p", "1", "-n", "1", "-d", "0", "-r", "1", "-fa", "off", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    found = {row["type_v"]: row["gen_ts"] is None for row in json.loads(done.stdout)}
+    assert found == {"f16": False, "q8_0": True, "q4_0": True}
+
+
+def test_all_suites_follow_each_other_in_one_document(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def suite(name: str, schema: Schema) -> Any:
+        def begin(what: Any, options: Any) -> Any:
+            asked.append((name, what.n_prompt, what.n_gen, what.n_depth, what.parallel))
+            row = dict.fromkeys(schema.fields, 1) | {"model_type": name, "workload": "w", "state": "s", "type_k": "f16"}
+            return schema, iter([row | {"type_v": "f16"}])
+
+        return begin
+
+    schemas = {"throughput": THROUGHPUT, "latency": LATENCY, "speculation": SPECULATION}
+    schemas |= {"batch": BATCH, "prefix": PREFIX, "kv": KV}
+    monkeypatch.setattr(suites, "_SUITES", {name: suite(name, schema) for name, schema in schemas.items()})
+    app(args=["bench", "m.gguf", "--suite", "all", "-n", "7", "-o", "json"], standalone_mode=False)
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["suite"] for row in rows] == list(schemas)
+    assert asked[0] == ("throughput", (512,), (7,), (0,), ())
+    assert asked[-1] == ("kv", (128,), (7,), (512, 4096), ())
+    app(args=["bench", "m.gguf", "--suite", "all", "-o", "sql"], standalone_mode=False)
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
+        database.executescript(capsys.readouterr().out)
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+    assert tables == {schema.table for schema in schemas.values()}
+    app(args=["bench", "m.gguf", "--suite", "all"], standalone_mode=False)
+    assert [len(part.splitlines()) for part in capsys.readouterr().out.split("\n\n")] == [3] * len(schemas)
 
 
 @pytest.mark.model

@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from processes import PATIENCE_S, cpu_s_to_the_end, started, wait_for_cpu_s
+from processes import PATIENCE_S, cpu_s_to_the_end, ended_cpu_s, started, wait_for_cpu_s
 
 COMMAND = [sys.executable, "-m", "edgeinfer", "run"]
 QUESTION = "Why is the sky blue?"
@@ -261,6 +261,22 @@ def test_a_reader_that_leaves_ends_it_quietly_and_at_once(smollm2_gguf):
         assert cpu_s_to_the_end(process) < 5  # the answer would go on for minutes
         assert process.returncode == 141
         assert process.stderr.read() == b""
+
+
+@pytest_model
+def test_head_ends_it_in_a_part_of_the_time_of_the_whole(smollm2_gguf):
+    def cpu_s(reader):
+        command = [*COMMAND, str(smollm2_gguf), "Count to ten thousand.", "--ignore-eos", "-n", "100"]
+        script = f'"$@" | {reader} > /dev/null; echo "${{PIPESTATUS[0]}}"'
+        before = ended_cpu_s()
+        options = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": PATIENCE_S}
+        done = subprocess.run(["bash", "-c", script, "bash", *command], **options)
+        return ended_cpu_s() - before, done.stdout.decode(), done.stderr
+
+    whole_s, *whole = cpu_s("cat")
+    cut_s, *cut = cpu_s("head -c 10")
+    assert (whole, cut) == (["0\n", b""], ["141\n", b""])
+    assert cut_s < 0.5 * whole_s  # most of it is to start and to load the model
 
 
 @pytest_model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import struct
 import subprocess
@@ -38,6 +39,20 @@ app.main()
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no such children without fork")
+def test_a_child_forked_while_a_signal_is_waited_for_holds_nothing_up() -> None:
+    script = """
+import os, signal, time
+from edgeinfer.cli.interrupt import on_interrupt
+with on_interrupt(print):
+    child = os.fork()
+    if child == 0:
+        time.sleep(3600)
+os.kill(child, signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", script], timeout=PATIENCE_S, check=True)
+
+
 @pytest.mark.model
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_termination_keeps_the_part_of_the_answer(smollm2_gguf: Path, number: signal.Signals, code: int) -> None:
@@ -65,6 +80,32 @@ def test_a_benchmark_ends_at_once_and_its_document_is_valid(
         assert process.returncode == 128 + number
         document = json.loads(first + process.stdout.read())
     assert document[-1]["error"]["code"] == "interrupted"
+
+
+@pytest.mark.model
+def test_kill_9_in_an_answer_keeps_the_conversation_before_it(
+    smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEINFER_HOME", str(tmp_path))
+    command = [sys.executable, "-m", "edgeinfer", "run", str(smollm2_gguf), "--session", "s", "-n", "4"]
+    session = tmp_path / "sessions" / "s.json"
+
+    def say(text: str) -> int:
+        return subprocess.run(
+            [*command, text], stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S, check=False
+        ).returncode
+
+    assert say("My name is Anna.") == 0
+    before = session.read_bytes()
+    with started("run", smollm2_gguf, "--session", "s", "Tell a story.", "--ignore-eos") as process:
+        assert process.stdout is not None
+        assert len(process.stdout.read(10)) == 10
+        process.kill()
+        process.stdout.read()
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
+    assert session.read_bytes() == before
+    assert say("What is my name?") == 0, "neither the session's lock nor the prefix cache is in its way"
+    assert len(json.loads(session.read_bytes())["messages"]) == 4
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -17,13 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import llama_config, random_tensors, write_checkpoint, write_safetensors
-from processes import PATIENCE_S
+from processes import PATIENCE_S, watched
 
 from edgeinfer.api.convert import convert
 from edgeinfer.convert import output
 from edgeinfer.convert.imatrix import save_imatrix
 from edgeinfer.errors import EdgeinferError, ResourceError, UnusableInputError, UsageError
 from edgeinfer.gguf_file.header import read_header
+from edgeinfer.gguf_file.shards import read_shards
 from edgeinfer.options import ConvertOptions
 from edgeinfer.types import Importance
 
@@ -202,6 +204,17 @@ def test_whatever_ends_the_block_leaves_nothing(out: Path, error: type[BaseExcep
     assert _listed(out) == []
 
 
+ENDLESS = """
+import itertools, sys
+sys.path[:0] = sys.argv[3:]
+from edgeinfer.api.convert import convert
+from edgeinfer.options import ConvertOptions
+for n in itertools.count(1):
+    options = ConvertOptions(type="Q8_0", split_max_size=20_000, verify=False, threads=1)
+    convert(sys.argv[1], f"{sys.argv[2]}/m{n}.gguf", options)
+    print(n, flush=True)
+"""
+
 # The command on a machine that needs a minute for the smallest checkpoint.
 SLOW = """
 import time
@@ -265,6 +278,27 @@ class TestProcesses:
         assert process.wait(PATIENCE_S) == 0, process.communicate(timeout=PATIENCE_S)
         process.communicate(timeout=PATIENCE_S)
         assert _listed(out) == [left, "a.gguf"]
+
+    def test_a_kill_at_a_random_moment_leaves_whole_models_or_none(self, checkpoint: Path, out: Path) -> None:
+        """Converts without end into shards, of which the first one gets its name last."""
+        rng = random.Random(1)
+        for number in range(4):
+            folder = out / str(number)
+            folder.mkdir()
+            paths = filter(None, map(os.path.abspath, sys.path))
+            command = [sys.executable, "-c", ENDLESS, str(checkpoint), str(folder), *paths]
+            with watched(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
+                assert process.stdout
+                n_done = int(process.stdout.readline())
+                time.sleep(rng.uniform(0, 0.1))
+                process.kill()
+                n_done = max([n_done, *(int(line) for line in process.stdout.read().split("\n")[:-1])])
+            firsts = sorted(folder.glob("*-00001-of-*.gguf"))
+            assert n_done <= len(firsts) <= n_done + 1
+            for first in firsts:
+                header, *others = read_shards(read_header(first))
+                assert others
+                assert all(shard.path.stat().st_size >= shard.tensor_nbytes for shard in (header, *others))
 
     def test_two_at_once_give_one_whole_file(self, checkpoint: Path, out: Path) -> None:
         processes = [self._start(checkpoint, out) for _ in range(3)]

@@ -123,6 +123,7 @@ def test_a_mask_is_what_every_token_alone_would_be_told(seed, schema):
             break
         allowed = constraint.allowed()
         alone = [constraint.allows(token) for token in range(len(allowed))]
+        assert list(constraint.allowed_of(range(len(allowed)))) == np.flatnonzero(alone).tolist()
         alone[-1] = False  # longer than masks look
         assert allowed.tolist() == alone
         token = int(rng.choice(np.flatnonzero(allowed)))
@@ -142,6 +143,12 @@ def test_a_table_that_is_begun_anew_changes_nothing(monkeypatch):
             assert not allowed[0]
             constraint.accept(token)
     assert [c.is_complete for c in constraints] == [True] * 3
+
+
+def test_nothing_is_allowed_that_nothing_can_follow():
+    grammar = of_gbnf('root ::= pair endless | "z"\npair ::= "xx"\nendless ::= "q" endless')
+    assert np.flatnonzero(grammar.constraint().allowed()).tolist() == [ord("z")]
+    assert standing(grammar, "x") == "dead"
 
 
 def test_answers_of_one_grammar_do_not_know_each_other():
@@ -165,6 +172,20 @@ def test_an_ambiguous_grammar_ends_in_an_error_and_not_in_a_long_wait():
 
     with pytest.raises(UnusableInputError, match="too ambiguous"):
         follow()
+
+
+def test_looking_at_many_tokens_has_one_limit(monkeypatch):
+    monkeypatch.setattr(automaton, "MAX_WORK", 500)
+    vocabulary = Words(0)
+
+    def constraint():
+        begun = TokenGrammar(compile_schema({"type": "string", "maxLength": 300}), Lexicon(vocabulary)).constraint()
+        begun.accept(ord('"'))
+        return begun
+
+    assert all(isinstance(constraint().allows(token), bool) for token in range(300))
+    with pytest.raises(UnusableInputError, match="too ambiguous"):
+        list(constraint().allowed_of(range(vocabulary.n_tokens)))
 
 
 def test_byte_spans_are_the_encodings_and_nothing_else():

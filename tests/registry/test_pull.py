@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ import pytest
 from ggufs import write_gguf
 from hub_server import COMMIT, Hub
 from huggingface_hub import constants
-from processes import PATIENCE_S
+from processes import PATIENCE_S, watched
 
 from edgeinfer.api.files import resolve
 from edgeinfer.api.models import default_model, list_models, pull_model, remove_model
@@ -119,6 +120,54 @@ def test_an_interrupted_download_is_resumed(hub: Hub, repository: Path, monkeypa
     assert path.read_bytes() == (repository / NAMES[0]).read_bytes()
     first, second = filter(None, hub.weights_sent)
     assert (first, second) == (10_000, path.stat().st_size - 10_000)
+
+
+PULL = """
+import sys
+from huggingface_hub import constants
+from edgeinfer.api.models import pull_model
+constants.ENDPOINT, constants.HF_HUB_CACHE = sys.argv[1:3]
+constants.HUGGINGFACE_CO_URL_TEMPLATE = sys.argv[1] + "/{repo_id}/resolve/{revision}/{filename}"
+constants.DOWNLOAD_CHUNK_SIZE = 1000
+pull_model("org/tiny:F16", "mine")
+"""
+
+
+@pytest.mark.parametrize("n_sent", [0, 10_000])
+def test_a_kill_in_the_middle_loses_nothing_and_leaves_no_half_of_a_model(
+    hub: Hub, repository: Path, tmp_path: Path, n_sent: int
+) -> None:
+    names = [f"tiny-F16-{i:05}-of-00002.gguf" for i in (1, 2)]
+    shards = [
+        write_gguf(repository / name, extra={"test.filler": "x" * 20_000, "split.count": 2, "split.no": i}).read_bytes()
+        for i, name in enumerate(names)
+    ]
+    hub.stall = names[1], n_sent
+    command = [sys.executable, "-c", PULL, hub.url, str(tmp_path / "cache")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))}
+    with watched(subprocess.Popen(command, env=env)) as process:
+        assert hub.stalled.wait(PATIENCE_S)
+        n_looks = 0
+        while n_sent and not _begun(tmp_path):
+            n_looks += 1
+            assert process.poll() is None
+            assert n_looks * 0.02 < PATIENCE_S
+            time.sleep(0.02)
+        process.kill()
+    n_begun = _begun(tmp_path)
+    assert bool(n_begun) == bool(n_sent)
+    assert list_models() == []
+    with pytest.raises(NotFoundError):
+        resolve("mine")
+    hub.stall, hub.weights_sent[:] = None, []
+    hub.go_on.set()
+    path = resolve("org/tiny:F16")
+    assert [path.with_name(name).read_bytes() for name in names] == shards
+    assert hub.weights_sent == [len(shards[1]) - n_begun], "only what is missing is sent"
+
+
+def _begun(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*.edgeinfer.incomplete"))
 
 
 def test_pull_again_fetches_only_what_has_changed(hub: Hub, repository: Path) -> None:

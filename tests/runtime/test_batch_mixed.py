@@ -159,7 +159,9 @@ def run(engine, rows):
 
 @functools.cache
 def alone(row, n_ctx):
-    engine = Engine(FakeBackend(n_ctx=2 * n_ctx, max_sequences=1), MixedSampler, max_request_tokens=n_ctx)
+    engine = Engine(
+        FakeBackend(n_ctx=2 * n_ctx, max_sequences=1), MixedSampler, limits=Limits(1, max_request_tokens=n_ctx)
+    )
     (found,) = run(engine, [row])
     return found
 
@@ -186,8 +188,7 @@ def test_a_batch_of_everything_is_every_row_alone(made, machine, again, tmp_path
         MixedSampler,
         cache,
         clock,
-        limits=Limits(machine.width, latency_target_ms=machine.target_ms),
-        max_request_tokens=machine.n_ctx,
+        limits=Limits(machine.width, max_request_tokens=machine.n_ctx, latency_target_ms=machine.target_ms),
         remember_shared_only=True,
         drafting=Drafting((Lookup(), Guesses()), backend.n_vocab, clock) if machine.drafts else None,
     )

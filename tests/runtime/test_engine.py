@@ -291,7 +291,7 @@ def test_a_queue_that_is_full_refuses_and_what_waits_goes_on():
 
 
 def test_a_request_has_a_limit_of_its_own_in_a_larger_cache():
-    engine = Engine(FakeBackend(n_ctx=400), make_fake_sampler, max_request_tokens=32)
+    engine = Engine(FakeBackend(n_ctx=400), make_fake_sampler, limits=Limits(4, max_request_tokens=32))
     generation = engine.submit(request(0, "p" * 20, max_tokens=1000))
     run(engine, [generation])
     assert generation.n_answered == 13

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -122,6 +124,21 @@ def test_rendering_leaves_no_process_and_works_beside_threads():
         thread.join(PATIENCE_S)
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no child process without fork")
+def test_a_child_whose_parent_has_gone_goes_too():
+    """Otherwise it would keep the standard streams open: whoever reads the program's output would wait for ever."""
+    script = """
+import os, signal
+from edgeinfer.runtime import template
+template.preload()
+signal.set_wakeup_fd(os.open(os.devnull, os.O_WRONLY | os.O_NONBLOCK), warn_on_full_buffer=False)
+template._read_all = lambda *_: os._exit(3)  # a signal ends the program in the middle of rendering
+template.ChatTemplate("{{ 'x' * 1000000 }}").render([])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"", b"")
 
 
 def test_no_child_begins_while_another_thread_is_inside_jinja2(monkeypatch):
