@@ -35,6 +35,7 @@ def test_a_machine_that_tells_nothing_has_a_core_per_cpu(tmp_path, monkeypatch):
 def test_cores_are_shared_only_if_every_look_finds_somebody_else(tmp_path, monkeypatch):
     loadavg = tmp_path / "loadavg"
     monkeypatch.setattr(devices, "_LOADAVG", loadavg)
+    monkeypatch.setattr(devices, "_own_running_threads", lambda: 1)
     assert not devices.cores_are_shared()
     loadavg.write_text("0.50 0.40 0.30 2/140 4711\n")
     assert devices.cores_are_shared()
