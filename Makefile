@@ -41,6 +41,7 @@ conformance: $(INSTALLED)
 	@$(BIN)/python scripts/conformance.py
 	@$(BIN)/python scripts/golden_embeddings.py
 	$(PYTEST) tests/conformance --all-types
+	$(PYTEST) -m slow tests/convert
 
 bench: models
 	@$(BIN)/python scripts/compare.py

@@ -12,13 +12,13 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from edgeinfer.charsmap import is_sound_charsmap
-from edgeinfer.errors import UnusableInputError
+from edgeinfer.errors import UnusableInputError, last_words
 
 if TYPE_CHECKING:
     import tokenizers
@@ -156,7 +156,7 @@ def _sections(section: Any) -> Iterator[dict[str, Any]]:
 @contextmanager
 def _complaints(subject: str, remedy: str) -> Iterator[None]:
     try:
-        with _without_panics():
+        with _without_panics() if last_words else nullcontext():  # in a process that is the command's own
             yield
     except Exception as error:  # the library raises plain Exception for anything it dislikes
         raise UnusableInputError(f"{subject}: not a usable tokenizer ({error})", remedy) from None

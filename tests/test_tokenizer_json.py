@@ -91,8 +91,9 @@ CUTS_TOO_MUCH = {"type": "Strip", "content": "a", "start": 2**63, "stop": 2**63}
 
 @pytest.mark.parametrize(("section", "value"), [("normalizer", TAKES_TOO_LONG), ("decoder", CUTS_TOO_MUCH)])
 def test_a_bug_of_the_library_is_one_error_without_its_trace(
-    section: str, value: dict[str, Any], capfd: pytest.CaptureFixture[str]
+    section: str, value: dict[str, Any], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("edgeinfer.tokenizer_json.last_words", [print])  # as in the command's own process
     tokenizer = load_tokenizer_json(_tokenizer(**{section: value}), "a", "b")
     with pytest.raises(UnusableInputError, match="the tokenizer: not a usable tokenizer"):
         decode_each(tokenizer, encode_all(tokenizer, ["a" * 40 + " bc"])[0])

@@ -26,12 +26,13 @@ _MAX_NBYTES = 4 * MAX_TOKENS
 _END = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answers:
     """A model's memory of its answers and where that is kept."""
 
     memory: Memory
     file: AnswerFile
+    was_there: bool
 
     @classmethod
     def of(cls, cache: DiskPrefixCache | None, options: RuntimeOptions, n_vocab: int) -> Answers | None:
@@ -39,13 +40,14 @@ class Answers:
         if cache is None or cache.folder is None or options.draft == "off":
             return None
         file = AnswerFile(cache.folder / "answers")
-        return cls(Memory(file.read(n_vocab)), file)
+        return cls(Memory(file.read(n_vocab)), file, file.path.exists())
 
     def write(self) -> None:
-        """Keep what has been answered since."""
-        if self.memory.has_changed:
+        """Keep what has been answered since, unless somebody cleared meanwhile what this memory began with."""
+        if self.memory.has_changed and self.was_there <= self.file.path.exists():
             self.file.write(self.memory.answers)
             self.memory.has_changed = False
+            self.was_there = self.file.path.exists()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class AnswerFile:
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(mode=0o700, exist_ok=True)
             try:
-                with open_file(partial, WRITING) as file:
+                with open_file(partial, WRITING | os.O_TRUNC) as file:
                     file.write(_MAGIC + hashlib.sha256(body).digest() + body)
                 partial.replace(self.path)
             finally:

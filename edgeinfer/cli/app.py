@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 import traceback
+from contextlib import suppress
 from typing import Annotated, NoReturn
 
 import typer
@@ -74,8 +75,9 @@ def _run() -> NoReturn:
         console.fail(error, as_json=as_json)
     except typer.exceptions.TyperException as error:
         wrong = usage_error(error)
-        for line in [] if as_json else rows_that_failed(options, wrong):
-            console.result(line)
+        with suppress(ResourceError):  # the error is told on stderr all the same
+            for line in [] if as_json else rows_that_failed(options, wrong):
+                console.result(line)
         console.fail(wrong, as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
         console.fail_at_once(InterruptedByUser("interrupted"), as_json=as_json)

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -19,6 +20,8 @@ from edgeinfer.errors import InterruptedByUser
 
 _ASK_AGAIN_S = 0.02
 _WATCHER_ENDS_S = 1.0
+_TWICE_S = 0.3
+"""A second signal that comes sooner is the same one: wrappers send it to the process and to its group."""
 _UNREAD_S = 0.5
 """A write that takes this long after a signal waits for somebody who does not read."""
 
@@ -72,13 +75,15 @@ def on_interrupt(stop: Callable[[int], None], *, goes_on: bool = False, raises: 
     ending = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
 
     def watch() -> None:
+        first_s = 0.0
         while number := os.read(reader, 1):
             if number[0] not in ending:
                 continue
             received.append(number[0])
             if not goes_on and len(received) == 1:
+                first_s = time.monotonic()
                 threading.Thread(target=_end_unread, args=(number[0], left), daemon=True).start()
-            elif not goes_on:
+            elif not goes_on and time.monotonic() - first_s > _TWICE_S:
                 _end(number[0], "")
             stop(number[0])
 
@@ -95,9 +100,9 @@ def on_interrupt(stop: Callable[[int], None], *, goes_on: bool = False, raises: 
         yield received
     finally:
         left.set()
-        signal.set_wakeup_fd(previous_fd)
         for number, handler in previous.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(previous_fd)
         os.close(writer)
         watcher.join(_WATCHER_ENDS_S)  # a child process that was forked meanwhile may have the pipe open as well
         if not watcher.is_alive():

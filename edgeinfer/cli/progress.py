@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
+
+from edgeinfer.cli import console
 
 
 @contextmanager
@@ -37,6 +40,7 @@ def weights() -> Iterator[Callable[[int, int], None]]:
 def _bar(after: str, **options: Any) -> Any:
     from tqdm import tqdm
 
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore of multiprocessing, which must be told of the end
     bar_format = "{percentage:3.0f} % |{bar}| " + after
     is_terminal = sys.stderr.isatty()
     # Nothing in the first moment, when neither the total nor the speed is known.
@@ -105,7 +109,7 @@ class Meter:
         return max(0.0, (now_s - first_s) * (self._total_nbytes - self._done_nbytes) / done_nbytes)
 
     def _write(self, text: str, *, last: bool) -> None:
-        with suppress(OSError):
+        with suppress(OSError), console.writes.one():
             if self._is_terminal:
                 # The last line may be longer than the terminal is wide; one that is to be overwritten may not.
                 text = "\r" + (text if last else text[: _width()]).ljust(_width())

@@ -28,6 +28,7 @@ MAX_FORCED_NBYTES = 256
 MAX_WORK = 200_000
 """Steps between two calls of `rest`: an ambiguous grammar can be at very many states at once."""
 _OUT = -1  # where the frame of the whole text returns to
+_MAX_SEEDS = 64  # of a step that is remembered: longer ones take more memory than time
 
 
 class Frame:
@@ -182,7 +183,9 @@ class Automaton:
         )
         after = self._by_seeds.get(seeds)
         if after is None:  # most classes lead to where another one leads
-            after = self._by_seeds[seeds] = self._closed(seeds).row
+            after = self._closed(seeds).row
+            if len(seeds) <= _MAX_SEEDS:
+                self._by_seeds[seeds] = after
         self.table[row, byte_class] = after
         return after
 

@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,7 @@ def progress_bar() -> Any:
             ours = {"disable": not sys.stderr.isatty(), "leave": False, "bar_format": shape}
             super().__init__(*args, **{**kwargs, **ours})
 
+    Bar.set_lock(threading.RLock())  # its own is a semaphore of multiprocessing, which must be told of the end
     return Bar
 
 

@@ -57,7 +57,7 @@ def _marked_text(
 
 def _marked(text: str, marks: Marks) -> str:
     """The text between marks, without the blanks around it: templates take those off."""
-    bare = text.strip()
+    bare = text.strip() or text
     before, _, after = text.partition(bare)
     return before + marks[0] + bare + marks[1] + after
 

@@ -83,6 +83,9 @@ class CostCurve:
         costs: list[float] = []
         for rows, cost in self._at.items():
             costs.append(cost if self._seen[rows] or not costs else max(cost, costs[-1]))
+        for i in range(len(costs) - 2, 0, -1):  # rows that fill kernels take no more than more rows that were seen
+            if _KNOTS[i] % _KERNEL_ROWS == 0 and self._seen[_KNOTS[i + 1]]:
+                costs[i] = min(costs[i], costs[i + 1])
         self._table = [0.0]
         for (below, above), (low, high) in zip(itertools.pairwise(_KNOTS), itertools.pairwise(costs), strict=True):
             self._table += [low + (high - low) * i / (above - below) for i in range(above - below)]

@@ -27,6 +27,7 @@ _EXPECTED = (*_FIRST_EXPECTED, *(chance for chances in _EXPECTED_BY_ORDER for ch
 _KINDS = len(_EXPECTED_BY_ORDER[0])
 _NARROW_BYTES = 6
 """A blank, a quotation mark, one of a few words: not what a string or a number goes on with."""
+_MAX_CHOICES = 1 << 14  # a few megabytes for each answer
 _LEAST_SURVIVAL = 0.1
 """Where the tokens of a proposal together are expected to be less likely than that, the next one is not looked for."""
 
@@ -92,12 +93,19 @@ class StructureDraft:
             place, before = self._constraint.place, self._before
             for order in _ORDERS:
                 if order <= len(before):
-                    self._choices.setdefault((place, before[len(before) - order :]), _Choices()).add(token)
+                    self._choices_at((place, before[len(before) - order :])).add(token)
             self._constraint.accept(token)
             self._before = (*self._before, token)[-_ORDERS[0] :]
         if not self._has_begun:
             self._before = tuple(tokens[-_ORDERS[0] :])
             self._has_begun = True
+
+    def _choices_at(self, key: tuple[Hashable, tuple[int, ...]]) -> _Choices:
+        choices = self._choices.pop(key, None) or _Choices()
+        if len(self._choices) >= _MAX_CHOICES:
+            del self._choices[next(iter(self._choices))]
+        self._choices[key] = choices  # the newest last
+        return choices
 
     def propose(self, max_tokens: int) -> Proposal | None:
         """The likeliest continuation, as far as there is one."""

@@ -47,12 +47,15 @@ def _characters(text: str) -> str:
         "tokenize {model} hello --pieces",
     ],
 )
-def test_every_character_of_a_table_is_there(command: str, tiny_gguf: Path, home: Path, tmp_path: Path) -> None:
+def test_every_character_of_a_table_is_there(
+    command: str, tiny_gguf: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = write_checkpoint(tmp_path / "checkpoint")
     pulled = subprocess.run(
         [*COMMAND, "models", "pull", str(tiny_gguf), "--as", "mine"], capture_output=True, timeout=PATIENCE_S
     )
     assert pulled.returncode == 0
+    monkeypatch.setenv("EDGEINFER_PREFIX_CACHE_SIZE", "1GiB")  # by default a share of what the disk has free just now
     words = [word.format(model=tiny_gguf, checkpoint=checkpoint) for word in command.split()]
     whole = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout
     shown = _shown(*COMMAND, *words)

@@ -45,7 +45,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield Case(request.param, path, golden[request.param])
 
 
-@pytest.mark.parametrize("file_type", FILE_TYPES)
+@pytest.mark.parametrize("file_type", [pytest.param(t, marks=[pytest.mark.slow] * (t == "IQ4_NL")) for t in FILE_TYPES])
 def test_tensors_are_llama_cpps_to_the_byte(case: Case, file_type: str, tmp_path: Path) -> None:
     options = ConvertOptions(type=file_type, verify=False)
     expected = case.expected["types"][file_type]

@@ -66,8 +66,12 @@ def larger(
         yield request.param, checkpoint, matrix
 
 
+SLOW = ("IQ3_XXS", "IQ4_NL")
+"""Of larger models a matter of minutes: `make conformance` runs them."""
+
+
 @pytest.mark.model
-@pytest.mark.parametrize("type_name", TYPES)
+@pytest.mark.parametrize("type_name", [pytest.param(t, marks=[pytest.mark.slow] * (t in SLOW)) for t in TYPES])
 def test_larger_models_are_llama_cpps_to_the_byte(
     larger: tuple[str, Path, Path], type_name: str, tmp_path: Path
 ) -> None:
