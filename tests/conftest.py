@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from hypothesis import HealthCheck, settings
 from make_checkpoint import cached_checkpoint
 from processes import do_not_ignore_signals
 
+import edgeinfer
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers share the cores: a thread that waits for another must not keep one busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -21,6 +25,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 settings.register_profile("edgeinfer", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("edgeinfer")
 do_not_ignore_signals()
+# Hypothesis draws from the constants of what is imported, and calls a test flaky during which another module is.
+for module in pkgutil.walk_packages(edgeinfer.__path__, "edgeinfer."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
 
 
 @pytest.fixture(scope="session")
