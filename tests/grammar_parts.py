@@ -17,6 +17,29 @@ CLOSING = frozenset(b'"]},:0 ')
 """Bytes that bring a text of JSON to its end."""
 
 
+class Among:
+    """A constraint that allows some tokens, wherever it stands."""
+
+    is_complete = False
+
+    def __init__(self, allowed, n_choices):
+        self._allowed, self.n_choices = allowed, n_choices
+        self.n_masks = 0
+
+    def allows(self, token):
+        return bool(self._allowed[token])
+
+    def allowed_of(self, tokens):
+        return filter(self.allows, tokens)
+
+    def allowed(self):
+        self.n_masks += 1
+        return self._allowed
+
+    def accept(self, token):
+        pass
+
+
 def of_gbnf(source):
     return TokenGrammar(parse_gbnf(source), LEXICON)
 

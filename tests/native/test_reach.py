@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from grammar_parts import Among
 
 from edgeinfer.native.model import NativeVocabularyFile
 from edgeinfer.native.sampler import NativeSamplerFactory
@@ -30,28 +31,6 @@ CHAINS = [
 ]
 
 
-class Half:
-    """A constraint that allows half of the tokens, some of the likeliest not."""
-
-    is_complete = False
-
-    def __init__(self, allowed, n_choices):
-        self._allowed, self.n_choices, self.n_masks = allowed, n_choices, 0
-
-    def allows(self, token):
-        return bool(self._allowed[token])
-
-    def allowed_of(self, tokens):
-        return filter(self.allows, tokens)
-
-    def allowed(self):
-        self.n_masks += 1
-        return self._allowed
-
-    def accept(self, token):
-        pass
-
-
 @pytest.fixture(scope="module")
 def vocabulary(smollm2_gguf):
     with NativeVocabularyFile(smollm2_gguf) as file:
@@ -63,7 +42,7 @@ def test_the_choice_is_the_one_behind_the_mask(vocabulary, options, reach):
     make = NativeSamplerFactory(vocabulary)
     rng = np.random.default_rng(3)
     allowed = rng.random(vocabulary.n_tokens) < 0.5
-    constraints = [Half(allowed, n_choices) for n_choices in (256, 1)]
+    constraints = [Among(allowed, n_choices) for n_choices in (256, 1)]
     sides = [ConstrainedSampler(make(SamplingParams(**options, seed=5)), constraint) for constraint in constraints]
     assert [side.reach for side in sides] == [reach, reach]
     likely = rng.choice(vocabulary.n_tokens, 300, replace=False)

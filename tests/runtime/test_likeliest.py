@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from grammar_parts import of_schema, schemas
+from grammar_parts import Among, of_schema, schemas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,29 +29,6 @@ class Truncating:
         kept = np.argsort(-logits, kind="stable")[: self.reach]
         weights = np.exp(logits[kept] - logits[kept[0]], dtype=np.float64)
         return int(self._random.choice(kept, p=weights / weights.sum()))
-
-    def accept(self, token):
-        pass
-
-
-class Among:
-    """A constraint that allows some tokens, wherever it stands."""
-
-    is_complete = False
-
-    def __init__(self, allowed, n_choices):
-        self._allowed, self.n_choices = allowed, n_choices
-        self.n_masks = 0
-
-    def allows(self, token):
-        return bool(self._allowed[token])
-
-    def allowed_of(self, tokens):
-        return filter(self.allows, tokens)
-
-    def allowed(self):
-        self.n_masks += 1
-        return self._allowed
 
     def accept(self, token):
         pass
