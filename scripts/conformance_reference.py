@@ -1,8 +1,8 @@
 """What transformers and llama.cpp's own script make of a checkpoint. Runs in the environment of the peers.
 
-Takes one argument, a JSON file: `script` (the path of convert_hf_to_gguf.py), `conversions` (pairs of a checkpoint
-directory and an output), `checkpoint`, `tokens` and `logits`: where to save the logits of the tokens as an array of
-shape `(tokens, vocabulary)`. Imports nothing of edgeinfer.
+Takes one argument, a JSON file: `script` (the path of convert_hf_to_gguf.py) and `conversions` (pairs of a checkpoint
+directory and an output), or `checkpoint`, `tokens` and `logits`: where to save the logits of the tokens as an array of
+shape `(tokens, vocabulary)`; or both. Imports nothing of edgeinfer.
 """
 
 from __future__ import annotations
@@ -69,8 +69,10 @@ def logits(checkpoint: str, tokens: list[int]) -> Any:
 def main() -> None:
     """Do what the JSON file asks for."""
     job = json.loads(Path(sys.argv[1]).read_text("utf-8"))
-    np.save(job["logits"], logits(job["checkpoint"], job["tokens"]))
-    convert(Path(job["script"]), job["conversions"])
+    if "logits" in job:
+        np.save(job["logits"], logits(job["checkpoint"], job["tokens"]))
+    if "conversions" in job:
+        convert(Path(job["script"]), job["conversions"])
 
 
 if __name__ == "__main__":

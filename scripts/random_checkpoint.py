@@ -48,6 +48,8 @@ class TinyModel:
     """The largest difference allowed between our logits and transformers'."""
     deviations: dict[str, str]
     """Metadata that we write differently, with the reason."""
+    needs_newer_transformers: bool
+    """Whether the version that llama.cpp's script goes with does not have its class yet."""
 
 
 def read_model(name: str) -> TinyModel:
@@ -61,6 +63,7 @@ def read_model(name: str) -> TinyModel:
         known.get("extra_tensors", {}),
         known.get("tolerance", 1e-3),
         known.get("deviations", {}),
+        known.get("transformers") == 5,
     )
 
 
