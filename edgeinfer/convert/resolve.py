@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgeinfer.convert.architectures.base import ConstantRule, Part, RowTransform, TensorRule
+from edgeinfer.convert.architectures.base import ConstantRule, Elementwise, Part, RowTransform, TensorRule
 from edgeinfer.convert.checkpoint import Checkpoint, TensorSpec
 from edgeinfer.convert.mxfp4 import BLOCK_LENGTH
 from edgeinfer.errors import UnusableInputError, listed
@@ -28,6 +28,7 @@ class PartPlan:
     transform: RowTransform | None
     scales: TensorSpec | None = None
     """Of MXFP4 blocks, whose packed bytes `spec` has."""
+    change: Elementwise | None = None
 
     @property
     def type(self) -> GGMLType:
@@ -199,4 +200,4 @@ def _part(checkpoint: Checkpoint, part: Part) -> PartPlan:
         n_elements, row_length = 2 * n_elements, spec.shape[-2] * BLOCK_LENGTH
     n_rows = n_elements // row_length - part.first_row if part.n_rows is None else part.n_rows
     scales = checkpoint.tensors[part.scales] if part.scales else None
-    return PartPlan(spec, part.first_row, n_rows, row_length, part.transform, scales)
+    return PartPlan(spec, part.first_row, n_rows, row_length, part.transform, scales, part.change)

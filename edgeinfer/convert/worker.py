@@ -68,11 +68,14 @@ class Worker:
 
     def do(self, slab: Slab) -> None:
         """Write what becomes of a slab; raises what `stream.write` says."""
-        is_kept = slab.tensor.type == slab.part.type and not slab.tensor.add
+        is_kept = slab.tensor.type == slab.part.type and not slab.tensor.add and not slab.part.change
         rows = self._blocks(slab, is_kept) if slab.part.scales else self._numbers(slab, is_kept)
         if is_kept:
             write_at(slab.output, np.ascontiguousarray(rows), slab.out_offset)
             return
+        if slab.part.change:
+            slab.part.change(rows)
+            _check_changed(slab, rows)
         if slab.tensor.add:
             rows += np.float32(slab.tensor.add)
         _check_range(slab, rows)
@@ -181,6 +184,11 @@ def _check_finite(slab: Slab, raw: NDArray[Any]) -> None:
     row = int((magnitude >= infinity).any(axis=1).argmax())
     kind = "NaN" if int(magnitude[row].max()) > infinity else "an infinite value"
     raise _broken(spec, f"{kind} in row {slab.row0 + row}")
+
+
+def _check_changed(slab: Slab, rows: NDArray[np.float32]) -> None:
+    if not np.isfinite(rows).all():
+        raise _broken(slab.part.spec, f"values near row {slab.row0} of which infinite ones are computed")
 
 
 def _broken(spec: TensorSpec, what: str) -> UnusableInputError:
