@@ -20,12 +20,15 @@ def convert(script: Path, pairs: list[list[str]]) -> None:
     """Convert each checkpoint to BF16 with llama.cpp's script.
 
     The vocabulary is always written the same way: the script knows tokenizers by a hash of what they do to a text, and
-    ours is too small to be one of them. What becomes of tokenizers is tested elsewhere.
+    ours is too small to be one of them. What becomes of tokenizers is tested elsewhere. And exponentials are rounded
+    correctly: torch's in F32 differ from one machine to another.
     """
     sys.path.insert(0, str(script.parent))
     import conversion.base
     import convert_hf_to_gguf
 
+    exp = torch.exp
+    torch.exp = lambda numbers: exp(numbers.to(torch.float64)).to(torch.float32)
     text_model = conversion.base.TextModel
     text_model.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     get_model_class = convert_hf_to_gguf.get_model_class
