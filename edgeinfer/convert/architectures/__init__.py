@@ -33,6 +33,7 @@ _MODULES = {
     "MixtralForCausalLM": "mixtral",
     "NomicBertModel": "nomic_bert",
     "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo3",
     "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen2MoeForCausalLM": "qwen2moe",

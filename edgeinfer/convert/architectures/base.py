@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -272,6 +273,7 @@ def rope_metadata(config: Config, *, rope_factors: bool = False, partial: bool =
         scaling = {"rope.scaling.type": kind, "rope.scaling.factor": rope.number("factor")}
     if kind == "yarn":
         scaling["rope.scaling.original_context_length"] = _original_context(config)
+        _check_yarn(config)
         for source, target in _YARN_NUMBERS.items():
             if rope.get(source) is not None:
                 scaling.setdefault(f"rope.scaling.{target}", rope.number(source))
@@ -281,6 +283,14 @@ def rope_metadata(config: Config, *, rope_factors: bool = False, partial: bool =
             f"{config.path}: unknown rope scaling {reprlib.repr(kind)}", f"this architecture is known with {known}"
         )
     return {**scaling, "rope.freq_base": rope.number("rope_theta")}
+
+
+def _check_yarn(config: Config) -> None:
+    """Raise UnusableInputError for a yarn other than llama.cpp's, which takes these numbers from nowhere."""
+    rope, sharpened = config.rope, 1 + 0.1 * math.log(max(config.rope.number("factor"), 1))
+    for key, value in {"attention_factor": sharpened, "beta_fast": 32.0, "beta_slow": 1.0}.items():
+        if rope.get(key) is not None and not math.isclose(rope.number(key), value, rel_tol=1e-4):
+            raise impossible(config, f"{key!r} of the yarn is {rope.number(key):g}, llama.cpp has {value:g}")
 
 
 def _original_context(config: Config) -> int:
