@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
 
 from edgeinfer.convert.architectures.base import ConstantRule, Part, RowTransform, TensorRule
 from edgeinfer.convert.checkpoint import Checkpoint, TensorSpec
@@ -49,8 +52,8 @@ class PartPlan:
 class TensorPlan:
     """One tensor of the output. `shape` is ggml's order: the row length first.
 
-    The rows of `parts`, one after the other, are its rows, with `add` added; without parts, `constant` holds its F32
-    bytes.
+    The rows of `parts`, one after the other, are its rows, with `add` added and `apply` done to them; without parts,
+    `constant` holds its F32 bytes.
     """
 
     name: str
@@ -58,6 +61,7 @@ class TensorPlan:
     type: GGMLType
     parts: tuple[PartPlan, ...]
     add: float = 0.0
+    apply: Callable[[NDArray[Any]], None] | None = None
     constant: bytes = b""
     fallback_from: GGMLType | None = None
     importance: Importance | None = None
@@ -188,7 +192,7 @@ def _plan(checkpoint: Checkpoint, rule: TensorRule | ConstantRule) -> TensorPlan
     shape = rule.shape
     while len(shape) > 1 and shape[0] == 1:  # llama.cpp's writer has no trailing dimensions of 1 either
         shape = shape[1:]
-    return TensorPlan(rule.name, shape[::-1], GGMLType.F32, parts, rule.add)
+    return TensorPlan(rule.name, shape[::-1], GGMLType.F32, parts, rule.add, rule.apply)
 
 
 def _part(checkpoint: Checkpoint, part: Part) -> PartPlan:

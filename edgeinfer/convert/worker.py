@@ -68,13 +68,18 @@ class Worker:
 
     def do(self, slab: Slab) -> None:
         """Write what becomes of a slab; raises what `stream.write` says."""
-        is_kept = slab.tensor.type == slab.part.type and not slab.tensor.add
+        is_kept = slab.tensor.type == slab.part.type and not slab.tensor.add and slab.tensor.apply is None
         rows = self._blocks(slab, is_kept) if slab.part.scales else self._numbers(slab, is_kept)
         if is_kept:
             write_at(slab.output, np.ascontiguousarray(rows), slab.out_offset)
             return
         if slab.tensor.add:
             rows += np.float32(slab.tensor.add)
+        if slab.tensor.apply:
+            with np.errstate(over="ignore"):
+                slab.tensor.apply(rows)
+            if not np.isfinite(rows).all():
+                raise _broken(slab.part.spec, "values too large to be exponents")
         _check_range(slab, rows)
         out = self._out = _at_least(self._out, slab.out_nbytes)
         out = out[: slab.out_nbytes]

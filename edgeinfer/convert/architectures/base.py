@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.convert.checkpoint import Checkpoint
@@ -91,6 +92,13 @@ class TensorRule:
     """Added to every element."""
     optional: bool = False
     """Left out when the checkpoint has none of the parts."""
+    apply: Callable[[NDArray[Any]], None] | None = None
+    """Done to the elements, F32, in their place."""
+
+
+def minus_exp(elements: NDArray[Any]) -> None:
+    """`x` becomes `-exp(x)`: how fast a state decays, which checkpoints have as a logarithm. Rounded once, from F64."""
+    np.copyto(elements, -np.exp(elements, dtype=np.float64), casting="same_kind")
 
 
 def tensor(
