@@ -121,9 +121,9 @@ def _e4m3() -> Floats:
 
 def _e8m0() -> Floats:
     """Only an exponent (Open Compute Project, Microscaling Formats 1.0)."""
-    values = np.ldexp(np.float32(1), np.arange(256) - 127)
+    values: Floats = np.ldexp(np.float32(1), np.minimum(np.arange(256), 254) - 127)
     values[255] = np.nan
-    return values.astype(np.float32)
+    return values
 
 
 TABLES: dict[str, Floats] = {

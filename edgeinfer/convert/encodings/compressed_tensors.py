@@ -19,10 +19,10 @@ from edgeinfer.convert.encodings.grid import Block
 from edgeinfer.convert.encodings.scaled import block_candidates, with_scaled, without_activation_scales
 from edgeinfer.errors import UnusableInputError
 
-FORMATS = frozenset({
+FORMATS = (
     "dense", "float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "mxfp8-quantized",
     "mxfp4-pack-quantized", "nvfp4-pack-quantized", "mixed-precision",
-})  # fmt: skip
+)  # fmt: skip
 
 
 def decoded(checkpoint: Checkpoint) -> Checkpoint:

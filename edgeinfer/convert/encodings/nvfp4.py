@@ -43,8 +43,7 @@ class Nvfp4(OnlyFloats):
             factors = numbers(self.factor.dtype, reader.read(self.factor, 0, self.factor.nbytes))
             if self.factor.n_elements > 1:
                 factors = factors.reshape(-1)[np.arange(row0, row0 + n_rows) // self.matrix_rows, None]
-            with np.errstate(all="ignore"):  # what comes out is checked
-                scales = scales / factors if self.is_divisor else scales * factors
+            scales = scales / factors if self.is_divisor else scales * factors
         blocks = out.reshape(n_rows, n_blocks, BLOCK_LENGTH)
         blocks *= scales[..., None]
 

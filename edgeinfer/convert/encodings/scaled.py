@@ -21,6 +21,7 @@ from edgeinfer.convert.encodings.base import (
     Parts,
     check,
     check_matrix,
+    misfit,
     numbers,
     with_decoded,
 )
