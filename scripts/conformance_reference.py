@@ -7,6 +7,7 @@ shape `(tokens, vocabulary)`; or both. Imports nothing of edgeinfer.
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from pathlib import Path
@@ -68,9 +69,11 @@ def logits(checkpoint: str, tokens: list[int]) -> Any:
     problems = {kind: names for kind, names in problems.items() if names}
     if problems:
         sys.exit(f"{checkpoint}: transformers complains about {problems}")
+    has_modules = (Path(checkpoint) / "modules.json").exists()
+    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     with torch.inference_mode():
-        outputs = model.eval()(torch.tensor([tokens]), use_cache=False, output_hidden_states=True)
-    if hasattr(outputs, "logits") and not (Path(checkpoint) / "modules.json").exists():
+        outputs = model.eval()(torch.tensor([tokens]), output_hidden_states=has_modules, **options)
+    if hasattr(outputs, "logits") and not has_modules:
         return outputs.logits[0].numpy()
     last = outputs.hidden_states[-1] if hasattr(outputs, "logits") else outputs.last_hidden_state
     vector = pooled(Path(checkpoint), last[0], getattr(outputs, "logits", None))

@@ -43,6 +43,8 @@ def check_limits(header: Header) -> None:
     _check_experts(header)
     if header.architecture == "gemma-embedding":
         _check_matrices_after_pooling(header)
+    if header.metadata.text("modern-bert.hidden_activation") == "relu":
+        _fail(header, "has the hidden_activation 'relu', which is none of a gated feed-forward")
     scaling = header.metadata.text(f"{header.architecture}.rope.scaling.type", "none")
     if scaling not in ROPE_SCALINGS:
         _fail(header, f"has the unknown rope scaling {scaling!r}")

@@ -28,6 +28,8 @@ _MODULES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "mixtral",
+    "ModernBertForMaskedLM": "modern_bert",
+    "ModernBertModel": "modern_bert",
     "NomicBertModel": "nomic_bert",
     "Olmo2ForCausalLM": "olmo2",
     "Phi3ForCausalLM": "phi3",

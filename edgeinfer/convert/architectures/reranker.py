@@ -42,7 +42,7 @@ def with_answers(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with the tokens of "yes" and "no" in its config, where it is a reranker."""
     config = checkpoint.config
     scores = [folder for kind, folder in modules(config, LOGIT_SCORE) if kind == LOGIT_SCORE]
-    tokens = None
+    tokens: list[Any] | None = None
     if scores:
         stated = Config(scores[0] / "config.json", read_object(scores[0] / "config.json"))
         tokens = [stated.integer(f"{answer}_token_id", at_least=0) for answer in ("true", "false")]
