@@ -97,10 +97,11 @@ def make_checkpoint(model: TinyModel, variant: str, folder: Path) -> Path:
     )
     tensors = {_renamed(model, name): _random(name, shape, weight) for name, shape, weight in _shapes(target)}
     tensors |= {name: _random(name, shape, "") for name, shape in model.extra_tensors.items()}
-    # What follows the model lies in directories of its own.
-    for folder in sorted({name.rpartition("/")[0] for name in tensors}):
-        inside = {name: bits for name, bits in tensors.items() if name.rpartition("/")[0] == folder}
-        sources = [_source(name.rpartition("/")[2], bits) for name, bits in inside.items()]
+    folders: dict[str, list[TensorSource]] = {}
+    for name, bits in tensors.items():  # what follows the model lies in directories of its own
+        folder, _, own_name = name.rpartition("/")
+        folders.setdefault(folder, []).append(_source(own_name, bits))
+    for folder, sources in folders.items():
         write_weights(target / folder, sources, 1 << 30)
     return target
 

@@ -163,6 +163,8 @@ class Architecture:
     """How the names of tensors end that old checkpoints saved along with the weights, and that nobody needs."""
     adapted: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint
     """The checkpoint with what its tensors show in the config, and with the names that `tensors` uses."""
+    templates: Callable[[Config], Mapping[str, str]] = lambda config: {}
+    """Templates by name that go with the model and not with its tokenizer."""
 
 
 def n_layers(config: Config) -> int:
