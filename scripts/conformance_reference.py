@@ -34,12 +34,22 @@ def convert(script: Path, pairs: list[list[str]]) -> None:
         model_class = get_model_class(*arguments, **options)
         model_class.set_vocab = lambda self: self._set_vocab_gpt2()
         model_class._is_tokenizer_xlmroberta = lambda self: False
+        model_class.modify_tensors = _with_what_it_returns(model_class.modify_tensors)
         return model_class
 
     convert_hf_to_gguf.get_model_class = with_plain_vocabulary
     for checkpoint, output in pairs:
         sys.argv = [str(script), checkpoint, "--outtype", "bf16", "--outfile", output]
         convert_hf_to_gguf.main()
+
+
+def _with_what_it_returns(modify_tensors: Any) -> Any:
+    """The same generator, which also yields what it returns: StableLM's loses the norms of heads by returning them."""
+
+    def modified(self: Any, *arguments: Any) -> Any:
+        yield from (yield from modify_tensors(self, *arguments)) or ()
+
+    return modified
 
 
 def logits(checkpoint: str, tokens: list[int]) -> Any:

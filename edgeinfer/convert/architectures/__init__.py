@@ -11,9 +11,13 @@ from edgeinfer.errors import UnusableInputError
 _MODULES = {
     "BertForMaskedLM": "bert",
     "BertModel": "bert",
+    "Cohere2ForCausalLM": "cohere2",
+    "CohereForCausalLM": "command_r",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
+    "FalconForCausalLM": "falcon",
     "GPT2LMHeadModel": "gpt2",
+    "GPTNeoXForCausalLM": "gptneox",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
@@ -35,6 +39,7 @@ _MODULES = {
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3moe",
     "SmolLM3ForCausalLM": "smollm3",
+    "StableLmForCausalLM": "stablelm",
     "Starcoder2ForCausalLM": "starcoder2",
     "XLMRobertaModel": "xlm_roberta",
 }
