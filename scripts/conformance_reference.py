@@ -41,6 +41,7 @@ def convert(script: Path, pairs: list[list[str]]) -> None:
         model_class._find_rerank_config = find_answers
         # What the class collects in itself must not come from the checkpoint before.
         model_class.module_paths, model_class.dense_features_dims = [], {}
+        model_class.modify_tensors = _with_what_it_returns(model_class.modify_tensors)
         return model_class
 
     def find_answers(self: Any) -> None:
@@ -53,6 +54,15 @@ def convert(script: Path, pairs: list[list[str]]) -> None:
         sys.argv = [str(script), checkpoint, "--outtype", "bf16", "--outfile", output]
         sys.argv.append("--sentence-transformers-dense-modules")
         convert_hf_to_gguf.main()
+
+
+def _with_what_it_returns(modify_tensors: Any) -> Any:
+    """The same generator, which also yields what it returns: StableLM's loses the norms of heads by returning them."""
+
+    def modified(self: Any, *arguments: Any) -> Any:
+        yield from (yield from modify_tensors(self, *arguments)) or ()
+
+    return modified
 
 
 def logits(checkpoint: str, tokens: list[int]) -> Any:

@@ -25,6 +25,7 @@ from edgeinfer.convert.architectures import lookup
 from edgeinfer.convert.architectures.base import Part, TensorRule
 from edgeinfer.convert.config import Config
 from edgeinfer.convert.encodings.mxfp4 import BLOCK_LENGTH, PACKED_NBYTES
+from edgeinfer.convert.text_model import text_config
 
 FOLDER = REPOSITORY / "tests" / "conformance"
 PLAIN = "plain"
@@ -119,7 +120,7 @@ def _shapes(target: Path) -> list[tuple[str, tuple[int, ...], str]]:
     """Name, shape and kind of weight of every tensor that our rules cannot do without."""
     config = Config(target / "config.json", json.loads((target / "config.json").read_text("utf-8")))
     architecture = lookup(config)
-    rules = architecture.tensors(config.text_model().with_defaults(architecture.defaults))
+    rules = architecture.tensors(text_config(config, architecture))
     is_packed = config.quantization_method == "mxfp4"
     found = {
         name: (name, shape, kind)

@@ -11,10 +11,14 @@ from edgeinfer.errors import UnusableInputError
 _MODULES = {
     "BertForMaskedLM": "bert",
     "BertModel": "bert",
+    "Cohere2ForCausalLM": "cohere2",
+    "CohereForCausalLM": "command_r",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
+    "FalconForCausalLM": "falcon",
     "FalconMambaForCausalLM": "mamba",
     "GPT2LMHeadModel": "gpt2",
+    "GPTNeoXForCausalLM": "gptneox",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
@@ -47,6 +51,7 @@ _MODULES = {
     "Qwen3VLForConditionalGeneration": "qwen3vl",
     "Qwen3VLMoeForConditionalGeneration": "qwen3vlmoe",
     "SmolLM3ForCausalLM": "smollm3",
+    "StableLmForCausalLM": "stablelm",
     "Starcoder2ForCausalLM": "starcoder2",
     "XLMRobertaModel": "xlm_roberta",
 }
