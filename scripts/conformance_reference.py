@@ -1,8 +1,8 @@
 """What transformers and llama.cpp's own script make of a checkpoint. Runs in the environment of the peers.
 
 Takes one argument, a JSON file: `script` (the path of convert_hf_to_gguf.py), `conversions` (pairs of a checkpoint
-directory and an output), `checkpoint`, `tokens` and `logits`: where to save the logits of the tokens as an array of
-shape `(tokens, vocabulary)`. Imports nothing of edgeinfer.
+directory and an output), `outtype`, `checkpoint`, `tokens` and `logits`: where to save the logits of the tokens as an
+array of shape `(tokens, vocabulary)`. Imports nothing of edgeinfer.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 
-def convert(script: Path, pairs: list[list[str]]) -> None:
-    """Convert each checkpoint to BF16 with llama.cpp's script.
+def convert(script: Path, pairs: list[list[str]], outtype: str) -> None:
+    """Convert each checkpoint to `outtype` with llama.cpp's script.
 
     The vocabulary is always written the same way: the script knows tokenizers by a hash of what they do to a text, and
     ours is too small to be one of them. What becomes of tokenizers is tested elsewhere. And exponentials are rounded
@@ -41,7 +41,7 @@ def convert(script: Path, pairs: list[list[str]]) -> None:
 
     convert_hf_to_gguf.get_model_class = with_plain_vocabulary
     for checkpoint, output in pairs:
-        sys.argv = [str(script), checkpoint, "--outtype", "bf16", "--outfile", output]
+        sys.argv = [str(script), checkpoint, "--outtype", outtype, "--outfile", output]
         convert_hf_to_gguf.main()
 
 
@@ -73,7 +73,7 @@ def main() -> None:
     """Do what the JSON file asks for."""
     job = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     np.save(job["logits"], logits(job["checkpoint"], job["tokens"]))
-    convert(Path(job["script"]), job["conversions"])
+    convert(Path(job["script"]), job["conversions"], job["outtype"])
 
 
 if __name__ == "__main__":

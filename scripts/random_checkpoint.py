@@ -48,6 +48,8 @@ class TinyModel:
     """The largest difference allowed between our logits and transformers'."""
     deviations: dict[str, str]
     """Metadata that we write differently, with the reason."""
+    outtype: str
+    """Of the script's file, which is then quantized: where weights are computed, BF16 would round them in between."""
 
 
 def read_model(name: str) -> TinyModel:
@@ -61,6 +63,7 @@ def read_model(name: str) -> TinyModel:
         known.get("extra_tensors", {}),
         known.get("tolerance", 1e-3),
         known.get("deviations", {}),
+        known.get("outtype", "bf16"),
     )
 
 
@@ -119,7 +122,7 @@ def _shapes(target: Path) -> list[tuple[str, tuple[int, ...], str]]:
 def _kind(rule: TensorRule, part: Part, source: str) -> str:
     if part.scales:
         return "scales" if source == part.scales else "packed"
-    if not rule.name.endswith("norm.weight"):
+    if not rule.name.removesuffix(".weight").endswith("norm"):
         return ""
     return "norm around 0" if rule.add else "norm around 1"
 

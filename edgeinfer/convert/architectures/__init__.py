@@ -13,6 +13,7 @@ _MODULES = {
     "BertModel": "bert",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
+    "FalconH1ForCausalLM": "falcon_h1",
     "FalconMambaForCausalLM": "mamba",
     "GPT2LMHeadModel": "gpt2",
     "Gemma2ForCausalLM": "gemma2",
