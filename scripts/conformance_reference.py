@@ -1,8 +1,8 @@
 """What transformers and llama.cpp's own script make of a checkpoint. Runs in the environment of the peers.
 
-Takes one argument, a JSON file: `script` (the path of convert_hf_to_gguf.py) and `conversions` (pairs of a checkpoint
-directory and an output), or `checkpoint`, `tokens` and `logits`: where to save the logits of the tokens as an array of
-shape `(tokens, vocabulary)`; or both. Imports nothing of edgeinfer.
+Takes one argument, a JSON file: `script` (the path of convert_hf_to_gguf.py), `outtype` and `conversions` (pairs of a
+checkpoint directory and an output), or `checkpoint`, `tokens` and `logits`: where to save the logits of the tokens as
+an array of shape `(tokens, vocabulary)`; or both. Imports nothing of edgeinfer.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 
-def convert(script: Path, pairs: list[list[str]]) -> None:
-    """Convert each checkpoint to BF16 with llama.cpp's script.
+def convert(script: Path, pairs: list[list[str]], outtype: str) -> None:
+    """Convert each checkpoint to `outtype` with llama.cpp's script.
 
     The vocabulary is always written the same way: the script knows tokenizers by a hash of what they do to a text, and
     ours is too small to be one of them. What becomes of tokenizers is tested elsewhere. And exponentials are rounded
@@ -51,7 +51,7 @@ def convert(script: Path, pairs: list[list[str]]) -> None:
 
     convert_hf_to_gguf.get_model_class = with_plain_vocabulary
     for checkpoint, output in pairs:
-        sys.argv = [str(script), checkpoint, "--outtype", "bf16", "--outfile", output]
+        sys.argv = [str(script), checkpoint, "--outtype", outtype, "--outfile", output]
         sys.argv.append("--sentence-transformers-dense-modules")
         convert_hf_to_gguf.main()
 
@@ -127,7 +127,7 @@ def main() -> None:
     if "logits" in job:
         np.save(job["logits"], logits(job["checkpoint"], job["tokens"]))
     if "conversions" in job:
-        convert(Path(job["script"]), job["conversions"])
+        convert(Path(job["script"]), job["conversions"], job["outtype"])
 
 
 if __name__ == "__main__":

@@ -54,6 +54,8 @@ class TinyModel:
     """Further JSON files of the checkpoint, by path."""
     needs_newer_transformers: bool
     """Whether the version that llama.cpp's script goes with does not have its class yet."""
+    outtype: str
+    """Of the script's file, which is then quantized: where weights are computed, BF16 would round them in between."""
 
 
 def read_model(name: str) -> TinyModel:
@@ -69,6 +71,7 @@ def read_model(name: str) -> TinyModel:
         known.get("deviations", {}),
         known.get("beside", {}),
         known.get("transformers") == 5,
+        known.get("outtype", "bf16"),
     )
 
 
@@ -141,7 +144,7 @@ def _stored(rule: TensorRule, part: Part, is_packed: bool) -> list[tuple[str, tu
 
 
 def _kind(rule: TensorRule) -> str:
-    if not rule.name.endswith("norm.weight"):
+    if not rule.name.removesuffix(".weight").endswith("norm"):
         return ""
     return "norm around 0" if rule.add else "norm around 1"
 

@@ -16,6 +16,7 @@ _MODULES = {
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
     "FalconForCausalLM": "falcon",
+    "FalconH1ForCausalLM": "falcon_h1",
     "FalconMambaForCausalLM": "mamba",
     "GPT2LMHeadModel": "gpt2",
     "GPTNeoXForCausalLM": "gptneox",
