@@ -29,6 +29,11 @@ class Config:
         """The same config with some values replaced."""
         return Config(self.path, {**self.values, **values}, self._defaults)
 
+    def renamed(self, synonyms: Mapping[str, str]) -> Config:
+        """The same config with values under other names, too: `synonyms` tells the new name of an old one."""
+        stated = {new: self.values[old] for old, new in synonyms.items() if self.values.get(old) is not None}
+        return self.with_values(stated)
+
     def text_model(self) -> Config:
         """The config of a multimodal model's text model: its section over what stands outside of it; else itself."""
         section = self.values.get("text_config")

@@ -82,6 +82,7 @@ def prepare(
         architecture = lookup(checkpoint.config)
         inputs = _files_of(checkpoint)
         checkpoint = architecture.adapted(text_model(decoded(checkpoint), architecture))
+        inputs |= _files_of(checkpoint)  # it may have more parts than there seemed to be
         tokenizer = load_tokenizer(checkpoint, options.pre)
         plan = build(checkpoint, architecture, tokenizer.metadata, options, matrix)
         settled = settle(plan.metadata, tokenizer, open_vocabulary)

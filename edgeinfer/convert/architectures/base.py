@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -159,10 +159,14 @@ class Architecture:
     tensors: Callable[[Config], Iterator[TensorRule | ConstantRule]]
     prefix: str = ""
     """What some checkpoints put before every tensor's name, and the rules don't."""
+    synonyms: Mapping[str, str] = field(default_factory=dict)
+    """Other names of keys that some configs use, and the names that the functions ask for; those go before these."""
     buffers: tuple[str, ...] = ()
     """How the names of tensors end that old checkpoints saved along with the weights, and that nobody needs."""
     adapted: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint
     """The checkpoint with what its tensors show in the config, and with the names that `tensors` uses."""
+    templates: Callable[[Config], Mapping[str, str]] = lambda config: {}
+    """Templates by name that go with the model and not with its tokenizer."""
 
 
 def n_layers(config: Config) -> int:
