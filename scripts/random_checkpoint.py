@@ -24,6 +24,7 @@ from toolbox import REPOSITORY
 from edgeinfer.convert.architectures import lookup
 from edgeinfer.convert.architectures.base import Part, TensorRule
 from edgeinfer.convert.config import Config
+from edgeinfer.convert.encodings.mxfp4 import BLOCK_LENGTH, PACKED_NBYTES
 
 FOLDER = REPOSITORY / "tests" / "conformance"
 PLAIN = "plain"
@@ -109,19 +110,26 @@ def _shapes(target: Path) -> list[tuple[str, tuple[int, ...], str]]:
     config = Config(target / "config.json", json.loads((target / "config.json").read_text("utf-8")))
     architecture = lookup(config)
     rules = architecture.tensors(config.text_model().with_defaults(architecture.defaults))
+    is_packed = config.quantization_method == "mxfp4"
     found = {
-        source: (source, shape, _kind(rule, part, source))
+        name: (name, shape, kind)
         for rule in rules
         if isinstance(rule, TensorRule) and not rule.optional
         for part in rule.parts
-        for source, shape in part.sources.items()
+        for name, shape, kind in _stored(rule, part, is_packed and rule.name.endswith("_exps.weight"))
     }
     return list(found.values())
 
 
-def _kind(rule: TensorRule, part: Part, source: str) -> str:
-    if part.scales:
-        return "scales" if source == part.scales else "packed"
+def _stored(rule: TensorRule, part: Part, is_packed: bool) -> list[tuple[str, tuple[int, ...], str]]:
+    if not is_packed:
+        return [(part.source, part.shape, _kind(rule))]
+    blocks = (*part.shape[:-1], part.shape[-1] // BLOCK_LENGTH)
+    packed = (f"{part.source}_blocks", (*blocks, PACKED_NBYTES), "packed")
+    return [packed, (f"{part.source}_scales", blocks, "scales")]
+
+
+def _kind(rule: TensorRule) -> str:
     if not rule.name.endswith("norm.weight"):
         return ""
     return "norm around 0" if rule.add else "norm around 1"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.convert.checkpoint import Checkpoint
@@ -36,6 +37,11 @@ class RowTransform:
     def n_kept(self, n_rows: int) -> int:
         """How many of `n_rows` rows' worth of elements the view has."""
         return n_rows // self.rows_per_group * (self.rows_kept or self.rows_per_group)
+
+    def keeps_rows(self, row_length: int) -> bool:
+        """Whether rows stay whole, so that it can be done to rows of blocks as well as to rows of numbers."""
+        view = self.view(np.empty((self.rows_per_group, row_length), np.uint8))
+        return view.shape[-1] == row_length and view.strides[-1] == 1
 
 
 def interleave_halves(head_dim: int) -> RowTransform:
@@ -70,13 +76,6 @@ class Part:
     transform: RowTransform | None = None
     row_length: int = 0
     """Not 0: rows are cut into shorter ones of this length first."""
-    scales: str = ""
-    """Where the scales are, when `source` is MXFP4: its rows are blocks of packed bytes (see convert.mxfp4)."""
-
-    @property
-    def sources(self) -> dict[str, tuple[int, ...]]:
-        """The tensors that it needs, with their shapes."""
-        return {self.source: self.shape, **({self.scales: self.shape[:-1]} if self.scales else {})}
 
 
 @dataclass(frozen=True, slots=True)
