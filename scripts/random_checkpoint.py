@@ -89,7 +89,7 @@ def make_checkpoint(model: TinyModel, variant: str, folder: Path) -> Path:
         target / "tokenizer_config.json",
         {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"},
     )
-    tensors = {_renamed(model, name): _random(name, shape, weight) for name, shape, weight in _shapes(target)}
+    tensors = {checkpoint_name(model, name): _random(name, shape, weight) for name, shape, weight in _shapes(target)}
     tensors |= {name: _random(name, shape, "") for name, shape in model.extra_tensors.items()}
     dtypes = {2: "BF16", 1: "U8"}
     sources = [
@@ -100,7 +100,8 @@ def make_checkpoint(model: TinyModel, variant: str, folder: Path) -> Path:
     return target
 
 
-def _renamed(model: TinyModel, name: str) -> str:
+def checkpoint_name(model: TinyModel, name: str) -> str:
+    """What the checkpoint calls a tensor of our rules."""
     ours, theirs = next((p for p in model.prefixes.items() if name.startswith(p[0])), ("", ""))
     return theirs + name.removeprefix(ours)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgeinfer.api.files import checked_header, resolve
 from edgeinfer.api.vocabulary import begin_vocabulary
-from edgeinfer.errors import UnusableInputError
+from edgeinfer.errors import UnusableInputError, UsageError
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.native.encoder import NativeEncoder, Pooling
 from edgeinfer.native.model import NativeModel
@@ -35,6 +35,11 @@ def load_encoder(model: str | Path, options: RuntimeOptions | None = None) -> En
     if pooling is None:
         raise UnusableInputError(f"{path}: pooling {stated} is unknown", "known are mean, cls and last token")
     options = options or RuntimeOptions()
+    if options.lora:
+        raise UsageError(
+            "lora: adapters are for models that generate text",
+            "merge it: `edgeinfer convert CHECKPOINT --lora ADAPTER`",
+        )
     vocabulary_over = begin_vocabulary(header)
     native = NativeModel(path, mmap=options.mmap, mlock=options.mlock)
     try:
