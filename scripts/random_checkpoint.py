@@ -49,6 +49,8 @@ class TinyModel:
     """The largest difference allowed between our logits and transformers'."""
     deviations: dict[str, str]
     """Metadata that we write differently, with the reason."""
+    beside: dict[str, Any]
+    """Further JSON files of the checkpoint, by path."""
     needs_newer_transformers: bool
     """Whether the version that llama.cpp's script goes with does not have its class yet."""
 
@@ -64,6 +66,7 @@ def read_model(name: str) -> TinyModel:
         known.get("extra_tensors", {}),
         known.get("tolerance", 1e-3),
         known.get("deviations", {}),
+        known.get("beside", {}),
         known.get("transformers") == 5,
     )
 
@@ -84,6 +87,9 @@ def make_checkpoint(model: TinyModel, variant: str, folder: Path) -> Path:
     target = folder / f"{model.name}-{variant}"
     target.mkdir(parents=True)
     write_json(target / "config.json", model.config | model.variants[variant])
+    for name, content in model.beside.items():
+        (target / name).parent.mkdir(exist_ok=True)
+        write_json(target / name, content)
     shutil.copyfile(FOLDER / "tokenizer.json", target / "tokenizer.json")
     write_json(
         target / "tokenizer_config.json",
@@ -91,13 +97,16 @@ def make_checkpoint(model: TinyModel, variant: str, folder: Path) -> Path:
     )
     tensors = {checkpoint_name(model, name): _random(name, shape, weight) for name, shape, weight in _shapes(target)}
     tensors |= {name: _random(name, shape, "") for name, shape in model.extra_tensors.items()}
-    dtypes = {2: "BF16", 1: "U8"}
-    sources = [
-        TensorSource(name, bits.shape, lambda bits=bits: [bits], dtypes[bits.itemsize])
-        for name, bits in tensors.items()
-    ]
-    write_weights(target, sources, 1 << 30)
+    # What follows the model lies in directories of its own.
+    for folder in sorted({name.rpartition("/")[0] for name in tensors}):
+        inside = {name: bits for name, bits in tensors.items() if name.rpartition("/")[0] == folder}
+        sources = [_source(name.rpartition("/")[2], bits) for name, bits in inside.items()]
+        write_weights(target / folder, sources, 1 << 30)
     return target
+
+
+def _source(name: str, bits: NDArray[np.uint16] | NDArray[np.uint8]) -> TensorSource:
+    return TensorSource(name, bits.shape, lambda: [bits], {2: "BF16", 1: "U8"}[bits.itemsize])
 
 
 def checkpoint_name(model: TinyModel, name: str) -> str:

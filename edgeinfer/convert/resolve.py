@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgeinfer.convert.architectures.base import ConstantRule, Part, RowTransform, TensorRule
+from edgeinfer.convert.architectures.base import ConstantRule, Elementwise, Part, RowTransform, TensorRule
 from edgeinfer.convert.checkpoint import Checkpoint, TensorSpec
 from edgeinfer.errors import UnusableInputError, listed
 from edgeinfer.ggml_types import GGMLType
@@ -25,6 +25,7 @@ class PartPlan:
     row_length: int
     """Elements of a row; a vector is a column."""
     transform: RowTransform | None
+    change: Elementwise | None = None
 
     @property
     def type(self) -> GGMLType:
@@ -196,4 +197,4 @@ def _part(checkpoint: Checkpoint, part: Part) -> PartPlan:
     n_elements = math.prod(spec.shape)
     row_length = part.row_length or (spec.shape[-1] if len(spec.shape) > 1 else 1)
     n_rows = n_elements // row_length - part.first_row if part.n_rows is None else part.n_rows
-    return PartPlan(spec, part.first_row, n_rows, row_length, part.transform)
+    return PartPlan(spec, part.first_row, n_rows, row_length, part.transform, part.change)

@@ -59,12 +59,15 @@ class Worker:
 
     def do(self, slab: Slab) -> None:
         """Write what becomes of a slab; raises what `stream.write` says."""
-        is_kept = slab.tensor.type == slab.part.type and not slab.tensor.add
+        is_kept = slab.tensor.type == slab.part.type and not slab.tensor.add and not slab.part.change
         self._reader.begin()
         rows = self._encoded(slab, is_kept) if slab.part.spec.encoding else self._numbers(slab, is_kept)
         if is_kept:
             write_at(slab.output, np.ascontiguousarray(rows), slab.out_offset)
             return
+        if slab.part.change:
+            slab.part.change(rows)
+            _check_changed(slab, rows)
         if slab.tensor.add:
             rows += np.float32(slab.tensor.add)
         _check_range(slab, rows)
@@ -137,6 +140,11 @@ class Worker:
             self._quantizer.dequantize(GGMLType[dtype], view, wide)
         shape = slab.tensor.shape
         return wide.reshape(-1, shape[0] if len(shape) > 1 else 1)
+
+
+def _check_changed(slab: Slab, rows: NDArray[np.float32]) -> None:
+    if not np.isfinite(rows).all():
+        raise broken(slab.part.spec, f"values near row {slab.row0} of which infinite ones are computed")
 
 
 def _check_range(slab: Slab, rows: NDArray[np.float32]) -> None:
