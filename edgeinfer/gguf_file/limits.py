@@ -33,6 +33,10 @@ def check_limits(header: Header) -> None:
         raise UnusableInputError(
             f"{header.path}: an importance matrix, not a model", "give it to `edgeinfer convert --imatrix`"
         )
+    if header.metadata.text("general.type") == "adapter":
+        raise UnusableInputError(
+            f"{header.path}: an adapter, not a model", "give it to its model: `edgeinfer run MODEL --lora ADAPTER`"
+        )
     if not header.architecture:
         _fail(header, "general.architecture is missing: this is not a model")
     blocks = header.hyperparameter("block_count")
