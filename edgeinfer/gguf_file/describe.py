@@ -99,6 +99,16 @@ def describe(header: Header) -> Description:
     )
 
 
+def is_encoder(header: Header) -> bool:
+    """Whether the model makes vectors or scores of texts, rather than further text."""
+    return reads_both_ways(header) or header.hyperparameter("pooling_type", 0) != 0
+
+
+def reads_both_ways(header: Header) -> bool:
+    """Whether attention sees the whole text at once."""
+    return header.hyperparameter("attention.causal", True) is False or header.architecture == "gemma-embedding"
+
+
 def kv_nbytes_per_token(header: Header) -> int | None:
     """Bytes of F16 KV cache that one token takes in all layers, or None where the header does not tell.
 
@@ -108,7 +118,7 @@ def kv_nbytes_per_token(header: Header) -> int | None:
     heads = _per_layer(header, "attention.head_count")
     if heads is None or not 0 < blocks <= MAX_BLOCKS:
         return None
-    if header.hyperparameter("attention.causal", True) is False:
+    if reads_both_ways(header):
         return 0
     kv_heads = _per_layer(header, "attention.head_count_kv")
     kv_heads = heads if kv_heads is None else kv_heads

@@ -23,6 +23,7 @@ TENSOR_ALIGNMENT = 32
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # Numbers that are no weights, and the two types that activations have.
 _NO_KERNELS = {GGMLType[name] for name in ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")}
+_DENSE = ("dense_2", "dense_3")
 _TOKEN_TABLE = "ffn_gate_tid2eid"  # the one tensor whose integers are no weights
 
 
@@ -40,6 +41,10 @@ def check_limits(header: Header) -> None:
     if blocks is not None and _count(header, "nextn_predict_layers") > blocks:
         _fail(header, "has more prediction layers than layers")
     _check_experts(header)
+    if header.architecture == "gemma-embedding":
+        _check_matrices_after_pooling(header)
+    if header.metadata.text("modern-bert.hidden_activation") == "relu":
+        _fail(header, "has the hidden_activation 'relu', which is none of a gated feed-forward")
     scaling = header.metadata.text(f"{header.architecture}.rope.scaling.type", "none")
     if scaling not in ROPE_SCALINGS:
         _fail(header, f"has the unknown rope scaling {scaling!r}")
@@ -83,6 +88,21 @@ def _check_experts(header: Header) -> None:
         sound = experts % groups == 0 and 0 < groups_used < groups
     if not sound:
         _fail(header, f"has impossible experts: {most_used} of {experts}, {groups_used} of {groups} groups")
+
+
+def _check_matrices_after_pooling(header: Header) -> None:
+    """Those of EmbeddingGemma must end with vectors as long as the library reads."""
+    embedding = length = _count(header, "embedding_length")
+    tensors = {tensor.name: tensor.shape for tensor in header.tensors}
+    sides = {name: tuple(_count(header, f"{name}_feat_{side}") for side in ("in", "out")) for name in _DENSE}
+    for name, (n_in, n_out) in sides.items():
+        if (weight := tensors.get(f"{name}.weight")) is not None:
+            if weight != (n_in, n_out) or n_in != length:
+                _fail(header, f"has the impossible matrix {name} of {n_in} by {n_out}")
+            length = n_out
+    ends = {length, sides["dense_2"][0], sides["dense_3"][1]}
+    if ends - {0, embedding}:
+        _fail(header, f"makes vectors of another length than {embedding}")
 
 
 def _count(header: Header, name: str) -> int:

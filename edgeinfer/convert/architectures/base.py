@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,11 @@ class RowTransform:
     def n_kept(self, n_rows: int) -> int:
         """How many of `n_rows` rows' worth of elements the view has."""
         return n_rows // self.rows_per_group * (self.rows_kept or self.rows_per_group)
+
+    def keeps_rows(self, row_length: int) -> bool:
+        """Whether rows stay whole, so that it can be done to rows of blocks as well as to rows of numbers."""
+        view = self.view(np.empty((self.rows_per_group, row_length), np.uint8))
+        return view.shape[-1] == row_length and view.strides[-1] == 1
 
 
 def interleave_halves(head_dim: int) -> RowTransform:
@@ -93,15 +99,8 @@ class Part:
     transform: RowTransform | None = None
     row_length: int = 0
     """Not 0: rows are cut into shorter ones of this length first."""
-    scales: str = ""
-    """Where the scales are, when `source` is MXFP4: its rows are blocks of packed bytes (see convert.mxfp4)."""
     change: Elementwise | None = None
     """What becomes of the elements, in F32."""
-
-    @property
-    def sources(self) -> dict[str, tuple[int, ...]]:
-        """The tensors that it needs, with their shapes."""
-        return {self.source: self.shape, **({self.scales: self.shape[:-1]} if self.scales else {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +159,14 @@ class Architecture:
     tensors: Callable[[Config], Iterator[TensorRule | ConstantRule]]
     prefix: str = ""
     """What some checkpoints put before every tensor's name, and the rules don't."""
+    synonyms: Mapping[str, str] = field(default_factory=dict)
+    """Other names of keys that some configs use, and the names that the functions ask for; those go before these."""
     buffers: tuple[str, ...] = ()
     """How the names of tensors end that old checkpoints saved along with the weights, and that nobody needs."""
     adapted: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint
     """The checkpoint with what its tensors show in the config, and with the names that `tensors` uses."""
+    templates: Callable[[Config], Mapping[str, str]] = lambda config: {}
+    """Templates by name that go with the model and not with its tokenizer."""
 
 
 def n_layers(config: Config) -> int:
@@ -275,6 +278,7 @@ def rope_metadata(config: Config, *, rope_factors: bool = False, partial: bool =
         scaling = {"rope.scaling.type": kind, "rope.scaling.factor": rope.number("factor")}
     if kind == "yarn":
         scaling["rope.scaling.original_context_length"] = _original_context(config)
+        _check_yarn(config)
         for source, target in _YARN_NUMBERS.items():
             if rope.get(source) is not None:
                 scaling.setdefault(f"rope.scaling.{target}", rope.number(source))
@@ -284,6 +288,14 @@ def rope_metadata(config: Config, *, rope_factors: bool = False, partial: bool =
             f"{config.path}: unknown rope scaling {reprlib.repr(kind)}", f"this architecture is known with {known}"
         )
     return {**scaling, "rope.freq_base": rope.number("rope_theta")}
+
+
+def _check_yarn(config: Config) -> None:
+    """Raise UnusableInputError for a yarn other than llama.cpp's, which takes these numbers from nowhere."""
+    rope, sharpened = config.rope, 1 + 0.1 * math.log(max(config.rope.number("factor"), 1))
+    for key, value in {"attention_factor": sharpened, "beta_fast": 32.0, "beta_slow": 1.0}.items():
+        if rope.get(key) is not None and not math.isclose(rope.number(key), value, rel_tol=1e-4):
+            raise impossible(config, f"{key!r} of the yarn is {rope.number(key):g}, llama.cpp has {value:g}")
 
 
 def _original_context(config: Config) -> int:
