@@ -30,6 +30,8 @@ _MODULES = {
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "GraniteMoeForCausalLM": "granitemoe",
+    "GraniteMoeHybridForCausalLM": "granitehybrid",
+    "GraniteMoeSharedForCausalLM": "granitemoe",
     "Lfm2ForCausalLM": "lfm2",
     "LlamaForCausalLM": "llama",
     "Mamba2ForCausalLM": "mamba2",
@@ -59,11 +61,15 @@ _MODULES = {
 
 
 def lookup(config: Config) -> Architecture:
-    """The architecture of a checkpoint. Raises UnusableInputError, with the list of known ones, for any other."""
+    """The architecture of a checkpoint. Raises UnusableInputError, with the list of known ones, for any other.
+
+    A module of which llama.cpp makes several architectures chooses by the config.
+    """
     module = _MODULES.get(config.hf_class)
     if module is None:
         raise UnusableInputError(
             f"{config.path.parent}: unknown architecture {config.hf_class}", f"known are {', '.join(_MODULES)}"
         )
-    architecture: Architecture = import_module(f"{__name__}.{module}").ARCHITECTURE
+    found = import_module(f"{__name__}.{module}")
+    architecture: Architecture = found.architecture(config) if hasattr(found, "architecture") else found.ARCHITECTURE
     return architecture
