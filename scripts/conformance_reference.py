@@ -20,12 +20,15 @@ def convert(script: Path, pairs: list[list[str]]) -> None:
     """Convert each checkpoint to BF16 with llama.cpp's script.
 
     The vocabulary is always written the same way: the script knows tokenizers by a hash of what they do to a text, and
-    ours is too small to be one of them. What becomes of tokenizers is tested elsewhere.
+    ours is too small to be one of them. What becomes of tokenizers is tested elsewhere. And exponentials are rounded
+    correctly: torch's in F32 differ from one machine to another.
     """
     sys.path.insert(0, str(script.parent))
     import conversion.base
     import convert_hf_to_gguf
 
+    exp = torch.exp
+    torch.exp = lambda numbers: exp(numbers.to(torch.float64)).to(torch.float32)
     text_model = conversion.base.TextModel
     text_model.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     get_model_class = convert_hf_to_gguf.get_model_class
@@ -35,11 +38,14 @@ def convert(script: Path, pairs: list[list[str]]) -> None:
         model_class.set_vocab = lambda self: self._set_vocab_gpt2()
         model_class._is_tokenizer_xlmroberta = lambda self: False
         model_class.modify_tensors = _with_what_it_returns(model_class.modify_tensors)
+        # What the class collects in itself must not come from the checkpoint before.
+        model_class.module_paths, model_class.dense_features_dims = [], {}
         return model_class
 
     convert_hf_to_gguf.get_model_class = with_plain_vocabulary
     for checkpoint, output in pairs:
         sys.argv = [str(script), checkpoint, "--outtype", "bf16", "--outfile", output]
+        sys.argv.append("--sentence-transformers-dense-modules")
         convert_hf_to_gguf.main()
 
 
@@ -53,7 +59,7 @@ def _with_what_it_returns(modify_tensors: Any) -> Any:
 
 
 def logits(checkpoint: str, tokens: list[int]) -> Any:
-    """The logits of every token, F32, shape `(tokens, vocabulary)`; an encoder's are the mean of its last outputs.
+    """The logits of every token, F32, shape `(tokens, vocabulary)`; instead of them, an encoder's vector as one row.
 
     The checkpoint must fit the class exactly; a class that is not in transformers itself has none.
     """
@@ -71,9 +77,29 @@ def logits(checkpoint: str, tokens: list[int]) -> Any:
         sys.exit(f"{checkpoint}: transformers complains about {problems}")
     with torch.inference_mode():
         outputs = model.eval()(torch.tensor([tokens]), use_cache=False)
-    if hasattr(outputs, "logits"):
-        return outputs.logits[0].numpy()
-    return torch.nn.functional.normalize(outputs.last_hidden_state[0].mean(dim=0), dim=0)[None].numpy()
+        if hasattr(outputs, "logits") and not (Path(checkpoint) / "modules.json").exists():
+            return outputs.logits[0].numpy()
+        if hasattr(outputs, "logits"):
+            outputs = model.model.eval()(torch.tensor([tokens]), use_cache=False)
+        return torch.nn.functional.normalize(pooled(Path(checkpoint), outputs.last_hidden_state[0]), dim=0)[
+            None
+        ].numpy()
+
+
+def pooled(checkpoint: Path, outputs: torch.Tensor) -> torch.Tensor:
+    """A vector of a model's last outputs, as sentence-transformers makes it: the mean where nothing is stated."""
+    from safetensors.torch import load_file
+
+    stated = checkpoint / "modules.json"
+    vector = outputs.mean(dim=0)
+    for module in json.loads(stated.read_text("utf-8")) if stated.exists() else []:
+        folder = checkpoint / module["path"]
+        if module["type"].endswith("Pooling"):
+            mode = json.loads((folder / "config.json").read_text("utf-8"))
+            vector = outputs[-1] if mode.get("pooling_mode_lasttoken") else outputs.mean(dim=0)
+        elif module["type"].endswith("Dense"):
+            vector = load_file(folder / "model.safetensors")["linear.weight"].float() @ vector
+    return vector
 
 
 def main() -> None:
