@@ -33,6 +33,8 @@ _MODULES = {
     "GraniteMoeHybridForCausalLM": "granitehybrid",
     "GraniteMoeSharedForCausalLM": "granitemoe",
     "Lfm2ForCausalLM": "lfm2",
+    "Llama4ForCausalLM": "llama4",
+    "Llama4ForConditionalGeneration": "llama4",
     "LlamaForCausalLM": "llama",
     "Mamba2ForCausalLM": "mamba2",
     "MambaForCausalLM": "mamba",
