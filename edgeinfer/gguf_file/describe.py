@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from edgeinfer.gguf_file.header import Header
+from edgeinfer.gguf_file.header import Header, TensorInfo
 from edgeinfer.gguf_file.metadata import Metadata, ValueType
 
 CONTEXT_SIZES = (2048, 4096, 8192)
 KV_ELEMENT_NBYTES = 2  # F16, the default
 _F32_NBYTES = 4
+_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 _ATTENTION_EVERY = dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), 4)
 """In which layers there is attention, and in the others a state, where the file does not say."""
 MAX_ARRAY_ELEMENTS = 8
@@ -173,6 +175,16 @@ def state_nbytes(header: Header) -> int:
         elements = max(0, kernel - 1) * channels + inner * length
     layers = _recurrent_layers(header, blocks)
     return elements * _F32_NBYTES * (blocks if layers is None else len(layers))
+
+
+def computing_tensors(header: Header, tensors: Iterable[TensorInfo]) -> list[TensorInfo]:
+    """Those of `tensors` that a plain run reads: not the layers for the prediction of further tokens, the last ones."""
+    more = _count(header, "nextn_predict_layers")
+    if not more:
+        return list(tensors)
+    first = _count(header, "block_count") - more
+    layers = ((tensor, _LAYER.match(tensor.name)) for tensor in tensors)
+    return [tensor for tensor, layer in layers if layer is None or int(layer[1]) < first]
 
 
 def _head_lengths(header: Header, default: int, *, windowed: bool) -> int:

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from edgeinfer.ggml_types import GGMLType
-from edgeinfer.gguf_file.describe import KV_ELEMENT_NBYTES, kv_nbytes_per_token, state_nbytes
+from edgeinfer.gguf_file.describe import KV_ELEMENT_NBYTES, computing_tensors, kv_nbytes_per_token, state_nbytes
 from edgeinfer.gguf_file.header import Header, TensorInfo
 from edgeinfer.runtime.vocabulary import METADATA_KEY
 
@@ -130,7 +130,7 @@ class Footprint:
 
     def __init__(self, headers: Sequence[Header], features: Collection[str]) -> None:
         self.header = headers[0]
-        self.tensors = [tensor for header in headers for tensor in header.tensors]
+        self.tensors = computing_tensors(self.header, (tensor for header in headers for tensor in header.tensors))
         self.features = frozenset(features)
         self._rows = repacked_types(self.features)
 

@@ -72,6 +72,14 @@ def test_the_memory_plan_counts_a_state_for_each_sequence(tmp_path: Path) -> Non
     assert many - one == 7 * 6 * ONE_STATE
 
 
+def test_a_layer_for_one_more_token_is_not_read(tmp_path: Path) -> None:
+    def weights(**changes: Any) -> int:
+        header = _header(tmp_path, **{"block_count": 2, **changes})
+        return Footprint([header], frozenset()).needs(Settings(4096)).weights
+
+    assert weights() - weights(nextn_predict_layers=1) == 8 * 64 * 2  # blk.1.ffn_up.weight in F16
+
+
 @pytest.mark.parametrize("arch", ["qwen3next", "qwen35", "qwen35moe"])
 @pytest.mark.parametrize(
     "changes",
