@@ -54,6 +54,8 @@ class TinyModel:
     """Further JSON files of the checkpoint, by path."""
     needs_newer_transformers: bool
     """Whether the version that llama.cpp's script goes with does not have its class yet."""
+    outtype: str
+    """Of the script's file, which is then quantized: where weights are computed, BF16 would round them in between."""
 
 
 def read_model(name: str) -> TinyModel:
@@ -69,6 +71,7 @@ def read_model(name: str) -> TinyModel:
         known.get("deviations", {}),
         known.get("beside", {}),
         known.get("transformers") == 5,
+        known.get("outtype", "bf16"),
     )
 
 
@@ -96,14 +99,14 @@ def make_checkpoint(model: TinyModel, variant: str, folder: Path) -> Path:
         target / "tokenizer_config.json",
         {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"},
     )
-    tensors = {_renamed(model, name): _random(name, shape, weight) for name, shape, weight in _shapes(target)}
+    tensors = {checkpoint_name(model, name): _random(name, shape, weight) for name, shape, weight in _shapes(target)}
     tensors |= {name: _random(name, shape, "") for name, shape in model.extra_tensors.items()}
-    # What follows the model lies in directories of its own.
-    for folder in sorted({name.rpartition("/")[0] for name in tensors}):
-        inside = {name: bits for name, bits in tensors.items() if name.rpartition("/")[0] == folder}
-        write_weights(
-            target / folder, [_source(name.rpartition("/")[2], bits) for name, bits in inside.items()], 1 << 30
-        )
+    folders: dict[str, list[TensorSource]] = {}
+    for name, bits in tensors.items():  # what follows the model lies in directories of its own
+        folder, _, own_name = name.rpartition("/")
+        folders.setdefault(folder, []).append(_source(own_name, bits))
+    for folder, sources in folders.items():
+        write_weights(target / folder, sources, 1 << 30)
     return target
 
 
@@ -111,7 +114,8 @@ def _source(name: str, bits: NDArray[np.uint16] | NDArray[np.uint8]) -> TensorSo
     return TensorSource(name, bits.shape, lambda: [bits], {2: "BF16", 1: "U8"}[bits.itemsize])
 
 
-def _renamed(model: TinyModel, name: str) -> str:
+def checkpoint_name(model: TinyModel, name: str) -> str:
+    """What the checkpoint calls a tensor of our rules."""
     ours, theirs = next((p for p in model.prefixes.items() if name.startswith(p[0])), ("", ""))
     return theirs + name.removeprefix(ours)
 
@@ -141,7 +145,7 @@ def _stored(rule: TensorRule, part: Part, is_packed: bool) -> list[tuple[str, tu
 
 
 def _kind(rule: TensorRule) -> str:
-    if not rule.name.endswith("norm.weight"):
+    if not rule.name.removesuffix(".weight").endswith("norm"):
         return ""
     return "norm around 0" if rule.add else "norm around 1"
 

@@ -18,7 +18,7 @@ from edgeinfer.api.load import load
 from edgeinfer.api.memory import expected_nbytes
 from edgeinfer.api.model import Model
 from edgeinfer.errors import EdgeinferError, UnusableInputError, UsageError
-from edgeinfer.gguf_file.describe import kv_nbytes_per_token
+from edgeinfer.gguf_file.describe import kv_nbytes_per_token, state_nbytes
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams, parse_logit_bias
 from edgeinfer.runtime.answer import Reply
@@ -118,7 +118,8 @@ def _fitted_ctx_size(header: Header, parallel: int, least: int) -> int:
     wanted = parallel * _TOKENS_PER_REQUEST
     per_token, available = kv_nbytes_per_token(header), expected_nbytes()
     if per_token and available is not None:
-        wanted = min(wanted, (available - header.tensor_nbytes) // 4 // per_token)
+        states = parallel * state_nbytes(header)
+        wanted = min(wanted, (available - header.tensor_nbytes - states) // 4 // per_token)
     return max(least, wanted)
 
 

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from edgeinfer.ggml_types import GGMLType
-from edgeinfer.gguf_file.describe import KV_ELEMENT_NBYTES, kv_nbytes_per_token
+from edgeinfer.gguf_file.describe import KV_ELEMENT_NBYTES, kv_nbytes_per_token, state_nbytes
 from edgeinfer.gguf_file.header import Header, TensorInfo
 from edgeinfer.runtime.vocabulary import METADATA_KEY
 
@@ -74,6 +74,8 @@ class Settings:
     prefix_cache: bool = True
     logit_rows: int = 2
     """Rows of logits that are kept at a time."""
+    sequences: int = 1
+    """How many run at a time, which matters where each has a state of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +164,11 @@ class Footprint:
             return 0
         return tensor.nbytes if tensor.name.startswith(("blk.", "output", EMBEDDING_NAME)) else 0
 
-    def kv_nbytes(self, ctx_size: int, type_k: str, type_v: str) -> int:
-        """The KV cache of all layers, with the notes about its cells."""
+    def kv_nbytes(self, ctx_size: int, type_k: str, type_v: str, sequences: int = 1) -> int:
+        """The KV cache of all layers, with the notes about its cells, and the states of sequences."""
         bits = sum(8 * t.block_nbytes / t.block_length for t in (GGMLType[type_k.upper()], GGMLType[type_v.upper()]))
         per_token = (kv_nbytes_per_token(self.header) or 0) * bits / (16 * KV_ELEMENT_NBYTES)
-        return int(_padded(ctx_size) * (per_token + CELL_NBYTES))
+        return int(_padded(ctx_size) * (per_token + CELL_NBYTES)) + sequences * state_nbytes(self.header)
 
     def activation_nbytes(self, settings: Settings) -> int:
         """What a pass over a full context holds at a time, without the logits."""
@@ -174,7 +176,9 @@ class Footprint:
         query = heads * self._count("attention.key_length", self._head_length())
         wide = self._feed_forward_length()
         n_tokens, n_cells = min(settings.ubatch_size, settings.ctx_size), _padded(settings.ctx_size)
-        values = max(2 * embedding + 3 * wide, 3 * embedding + 4 * query)
+        inner = self._count("ssm.inner_size")
+        channels = inner + 2 * self._count("ssm.group_count") * self._count("ssm.state_size")
+        values = max(2 * embedding + 3 * wide, 3 * embedding + 4 * query, 2 * embedding + 2 * channels + 2 * inner)
         masks = 2 if self._count("attention.sliding_window") else 1
         scores = 0 if settings.flash_attn else heads * n_cells  # which flash attention never has all at a time
         work = max(wide, query, embedding) * _WORK_NBYTES
@@ -206,7 +210,7 @@ class Footprint:
             else:
                 repacked += copy
                 read_once += tensor.nbytes if settings.mmap else 0
-        kv = self.kv_nbytes(settings.ctx_size, settings.type_k, settings.type_v)
+        kv = self.kv_nbytes(settings.ctx_size, settings.type_k, settings.type_v, settings.sequences)
         return Needs(
             weights=weights,
             repacked=repacked,

@@ -65,6 +65,7 @@ def plan(
     *,
     default_ctx_size: int | None = None,
     logit_rows: int = 2,
+    sequences: int = 1,
     draft: Footprint | None = None,
 ) -> Plan:
     """Decide context, KV type, layout and offload; what the options say stands as it is.
@@ -83,6 +84,7 @@ def plan(
         ubatch_size=min(options.ubatch_size, options.batch_size),
         prefix_cache=options.prefix_cache,
         logit_rows=logit_rows,
+        sequences=sequences,
     )
     found: Needs | None = None
     for settings in _candidates((footprint, draft) if draft else (footprint,), usual, options):

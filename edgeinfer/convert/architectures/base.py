@@ -174,6 +174,8 @@ class Architecture:
     """How the names of tensors end that old checkpoints saved along with the weights, and that nobody needs."""
     adapted: Callable[[Checkpoint], Checkpoint] = lambda checkpoint: checkpoint
     """The checkpoint with what its tensors show in the config, and with the names that `tensors` uses."""
+    templates: Callable[[Config], Mapping[str, str]] = lambda config: {}
+    """Templates by name that go with the model and not with its tokenizer."""
 
 
 def n_layers(config: Config) -> int:
@@ -261,12 +263,13 @@ def check_activation(config: Config, key: str, *known: str) -> None:
 
 
 def expert_counts(config: Config) -> dict[str, Any]:
-    """How many experts there are and how many a token uses; nothing for a model without experts."""
+    """How many experts there are and how many a token uses; nothing for a config that knows of none."""
     key = next((k for k in ("num_local_experts", "num_experts") if config.get(k) is not None), None)
     if key is None:
         return {}
-    count = config.integer(key, at_most=MAX_EXPERTS)
-    return {"expert_count": count, "expert_used_count": config.integer("num_experts_per_tok", at_most=count)}
+    count = config.integer(key, at_least=0, at_most=MAX_EXPERTS)
+    used = config.integer("num_experts_per_tok", at_most=count) if count else 0
+    return {"expert_count": count, "expert_used_count": used}
 
 
 def rope_metadata(
