@@ -49,6 +49,12 @@ def _plan(checkpoint: Path) -> ConvertPlan:
         ("command-r", {"head_dim": 32}),
         ("command-r", {"tie_word_embeddings": False}),
         ("command-r", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
+        (
+            "olmo3",
+            {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}},
+        ),
+        ("ministral3", {"model_type": "mistral4"}),
+        ("mistral3-multimodal", {"text_config": {"model_type": "mistral4"}}),
         ("llama4", {"attention_chunk_size": 4096}),
         ("llama4", {"floor_scale": 4096}),
         ("llama4", {"attn_scale": 0.2}),
@@ -80,7 +86,8 @@ def test_what_llama_cpp_would_compute_differently_is_refused(name: str, change: 
     with pytest.raises(UnusableInputError) as caught:
         _plan(checkpoint)
     assert "config.json" in caught.value.message
-    assert any(key in caught.value.message for key in change) or set(change) & {"rope_scaling", "activation_function"}
+    nested = {"rope_scaling", "rope_parameters", "activation_function", "text_config"}
+    assert any(key in caught.value.message for key in change) or nested & set(change)
 
 
 def test_a_falcon_of_the_first_kind_has_one_key_value_head_whatever_else_it_says(tmp_path: Path) -> None:
@@ -92,6 +99,65 @@ def test_falcon_2_keeps_its_own_rope_and_context(tmp_path: Path) -> None:
     metadata = _plan(_make("falcon", tmp_path, rope_theta=500042.0, max_position_embeddings=8192)).metadata
     assert metadata["falcon.rope.freq_base"] == 500042.0
     assert metadata["falcon.context_length"] == 8192
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_type": "linear"},
+        {"mscale": 0.5},
+        {"mscale_all_dim": None},
+        {"llama_4_scaling_beta": 0},
+        {"attention_factor": 1.0},
+        {"beta_fast": 16.0},
+        {"original_max_position_embeddings": 0},
+    ],
+    ids=str,
+)
+def test_ministral_with_another_rope_than_llama_cpps_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    rope = read_model("ministral3").config["rope_parameters"] | change
+    checkpoint = _make("ministral3", tmp_path)
+    change_json(checkpoint / "config.json", {"rope_parameters": rope})
+    with pytest.raises(UnusableInputError, match=r"config\.json"):
+        _plan(checkpoint)
+
+
+def test_olmo_3_in_the_newer_form_of_configs(tmp_path: Path) -> None:
+    old = read_model("olmo3").config
+    ropes = {
+        "full_attention": {**old["rope_scaling"], "rope_theta": old["rope_theta"]},
+        "sliding_attention": {"rope_type": "default", "rope_theta": old["rope_theta"]},
+    }
+    plans = [
+        _plan(_make("olmo3", tmp_path / "old")),
+        _plan(_make("olmo3", tmp_path / "new", rope_scaling=None, rope_theta=None, rope_parameters=ropes)),
+    ]
+    told = [{key: str(value) for key, value in plan.metadata.items() if key.startswith("olmo2.")} for plan in plans]
+    assert told[0] == told[1]
+
+
+def test_a_scaled_window_of_olmo_3_is_refused(tmp_path: Path) -> None:
+    ropes = {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 5e5, "rope_type": "linear"}}
+    with pytest.raises(UnusableInputError, match="sliding_attention"):
+        _plan(_make("olmo3", tmp_path, rope_scaling=None, rope_theta=None, rope_parameters=ropes))
+
+
+def test_the_text_model_of_a_multimodal_llama_4(tmp_path: Path) -> None:
+    model = read_model("llama4")
+    own = {key: value for key, value in model.config.items() if key != "architectures"}
+    outer = {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "text_config": own}
+    changed = replace(
+        model,
+        config=outer,
+        prefixes={"model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
+        extra_tensors={"vision_model.class_embedding": [8], "multi_modal_projector.linear_1.weight": [8, 8]},
+    )
+    plan = _plan(make_checkpoint(changed, PLAIN, tmp_path / "whole"))
+    assert plan.tensors[0].parts
+    assert [(t.name, t.shape, t.type) for t in plan.tensors] == [
+        (t.name, t.shape, t.type) for t in _plan(_make("llama4", tmp_path / "text")).tensors
+    ]
+    assert len(plan.dropped) == 2
 
 
 def test_cohere_biases_are_left_out_only_when_they_are_zero(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ def metadata(config: Config) -> dict[str, Any]:
     theta, window_theta = config.rope.get("rope_theta"), config.window_rope.get("rope_theta")
     if window_theta not in (None, theta):
         raise impossible(config, f"'rope_theta' is {window_theta} for windows and {theta} else, llama.cpp has one")
+    if config.window_rope.get("rope_type") not in (None, "default"):
+        raise impossible(config, "the rope of 'sliding_attention' is scaled, llama.cpp leaves it as it is")
     return {**olmo2.metadata(config), **window_metadata(config, full_every=_FULL_EVERY)}
 
 
