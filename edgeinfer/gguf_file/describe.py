@@ -11,6 +11,7 @@ import numpy as np
 
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.gguf_file.metadata import Metadata, ValueType
+from edgeinfer.gguf_file.recurrent import attends, state_nbytes
 
 CONTEXT_SIZES = (2048, 4096, 8192)
 KV_ELEMENT_NBYTES = 2  # F16, the default
@@ -35,6 +36,8 @@ class MemoryNeed:
     ctx_size: int
     weights_nbytes: int
     kv_nbytes: int
+    state_nbytes: int
+    """Of recurrent layers, for one sequence."""
     total_nbytes: int
 
 
@@ -112,7 +115,7 @@ def reads_both_ways(header: Header) -> bool:
 def kv_nbytes_per_token(header: Header) -> int | None:
     """Bytes of F16 KV cache that one token takes in all layers, or None where the header does not tell.
 
-    Layers whose array entry says 0 KV heads (recurrent ones) take none, nor do those that share an earlier layer's.
+    Recurrent layers take none, nor do those that share an earlier layer's.
     """
     blocks = _count(header, "block_count")
     heads = _per_layer(header, "attention.head_count")
@@ -128,11 +131,19 @@ def kv_nbytes_per_token(header: Header) -> int | None:
     with_cache = blocks - _count(header, "attention.shared_kv_layers")
     elements = 0
     for layer in range(with_cache):
+        if not attends(header, layer):
+            continue
         # One window pattern for all layers (a period) says nothing about the lengths of keys.
         is_windowed = windowed is not None and windowed.size > layer and windowed.size > 1 and bool(windowed[layer])
         lengths = _head_lengths(header, head_length, windowed=is_windowed)
         elements += int(kv_heads[min(layer, kv_heads.size - 1)]) * lengths
     return elements * KV_ELEMENT_NBYTES
+
+
+def recurrent_state_nbytes(header: Header) -> int:
+    """Bytes of state that each sequence has in recurrent layers."""
+    blocks = _count(header, "block_count")
+    return state_nbytes(header, blocks) if blocks <= MAX_BLOCKS else 0
 
 
 def _head_lengths(header: Header, default: int, *, windowed: bool) -> int:
@@ -160,9 +171,10 @@ def _memory(header: Header, context_length: int) -> Iterator[MemoryNeed]:
     per_token = kv_nbytes_per_token(header)
     if per_token is None or not context_length:
         return
-    weights = header.tensor_nbytes
+    weights, state = header.tensor_nbytes, recurrent_state_nbytes(header)
     for ctx_size in sorted({*(size for size in CONTEXT_SIZES if size < context_length), context_length}):
-        yield MemoryNeed(ctx_size, weights, per_token * ctx_size, weights + per_token * ctx_size)
+        kv = per_token * ctx_size
+        yield MemoryNeed(ctx_size, weights, kv, state, weights + kv + state)
 
 
 def _types(header: Header) -> Iterator[TypeShare]:
