@@ -1,8 +1,8 @@
 """What transformers and llama.cpp's own script make of a checkpoint. Runs in the environment of the peers.
 
-Takes one argument, a JSON file: `script` (the path of convert_hf_to_gguf.py) and `conversions` (pairs of a checkpoint
-directory and an output), or `checkpoint`, `tokens` and `logits`: where to save the logits of the tokens as an array of
-shape `(tokens, vocabulary)`; or both. Imports nothing of edgeinfer.
+Takes one argument, a JSON file: `script` (the path of convert_hf_to_gguf.py), `outtype` and `conversions` (pairs of a
+checkpoint directory and an output), or `checkpoint`, `tokens` and `logits`: where to save the logits of the tokens as
+an array of shape `(tokens, vocabulary)`; or both. Imports nothing of edgeinfer.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ import numpy as np
 import torch
 
 
-def convert(script: Path, pairs: list[list[str]]) -> None:
-    """Convert each checkpoint to BF16 with llama.cpp's script.
+def convert(script: Path, pairs: list[list[str]], outtype: str) -> None:
+    """Convert each checkpoint to `outtype` with llama.cpp's script.
 
     The vocabulary is always written the same way: the script knows tokenizers by a hash of what they do to a text, and
-    ours is too small to be one of them. What becomes of tokenizers is tested elsewhere.
+    ours is too small to be one of them. What becomes of tokenizers is tested elsewhere. And exponentials are rounded
+    correctly: torch's in F32 differ from one machine to another.
     """
     sys.path.insert(0, str(script.parent))
     import conversion.base
     import convert_hf_to_gguf
 
+    exp = torch.exp
+    torch.exp = lambda numbers: exp(numbers.to(torch.float64)).to(torch.float32)
     text_model = conversion.base.TextModel
     text_model.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     get_model_class = convert_hf_to_gguf.get_model_class
@@ -38,6 +41,7 @@ def convert(script: Path, pairs: list[list[str]]) -> None:
         model_class._find_rerank_config = find_answers
         # What the class collects in itself must not come from the checkpoint before.
         model_class.module_paths, model_class.dense_features_dims = [], {}
+        model_class.modify_tensors = _with_what_it_returns(model_class.modify_tensors)
         return model_class
 
     def find_answers(self: Any) -> None:
@@ -47,9 +51,18 @@ def convert(script: Path, pairs: list[list[str]]) -> None:
 
     convert_hf_to_gguf.get_model_class = with_plain_vocabulary
     for checkpoint, output in pairs:
-        sys.argv = [str(script), checkpoint, "--outtype", "bf16", "--outfile", output]
+        sys.argv = [str(script), checkpoint, "--outtype", outtype, "--outfile", output]
         sys.argv.append("--sentence-transformers-dense-modules")
         convert_hf_to_gguf.main()
+
+
+def _with_what_it_returns(modify_tensors: Any) -> Any:
+    """The same generator, which also yields what it returns: StableLM's loses the norms of heads by returning them."""
+
+    def modified(self: Any, *arguments: Any) -> Any:
+        yield from (yield from modify_tensors(self, *arguments)) or ()
+
+    return modified
 
 
 def logits(checkpoint: str, tokens: list[int]) -> Any:
@@ -117,7 +130,7 @@ def main() -> None:
     if "logits" in job:
         np.save(job["logits"], logits(job["checkpoint"], job["tokens"]))
     if "conversions" in job:
-        convert(Path(job["script"]), job["conversions"])
+        convert(Path(job["script"]), job["conversions"], job["outtype"])
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ from toolbox import REPOSITORY
 from edgeinfer.convert.architectures import lookup
 from edgeinfer.convert.architectures.base import Part, TensorRule
 from edgeinfer.convert.config import Config
+from edgeinfer.convert.encodings.mxfp4 import BLOCK_LENGTH, PACKED_NBYTES
+from edgeinfer.convert.text_model import text_config
 
 FOLDER = REPOSITORY / "tests" / "conformance"
 PLAIN = "plain"
@@ -52,6 +54,8 @@ class TinyModel:
     """Further JSON files of the checkpoint, by path."""
     needs_newer_transformers: bool
     """Whether the version that llama.cpp's script goes with does not have its class yet."""
+    outtype: str
+    """Of the script's file, which is then quantized: where weights are computed, BF16 would round them in between."""
 
 
 def read_model(name: str) -> TinyModel:
@@ -67,6 +71,7 @@ def read_model(name: str) -> TinyModel:
         known.get("deviations", {}),
         known.get("beside", {}),
         known.get("transformers") == 5,
+        known.get("outtype", "bf16"),
     )
 
 
@@ -118,21 +123,28 @@ def _shapes(target: Path) -> list[tuple[str, tuple[int, ...], str]]:
     """Name, shape and kind of weight of every tensor that our rules cannot do without."""
     config = Config(target / "config.json", json.loads((target / "config.json").read_text("utf-8")))
     architecture = lookup(config)
-    rules = architecture.tensors(config.text_model().with_defaults(architecture.defaults))
+    rules = architecture.tensors(text_config(config, architecture))
+    is_packed = config.quantization_method == "mxfp4"
     found = {
-        source: (source, shape, _kind(rule, part, source))
+        name: (name, shape, kind)
         for rule in rules
         if isinstance(rule, TensorRule) and not rule.optional
         for part in rule.parts
-        for source, shape in part.sources.items()
+        for name, shape, kind in _stored(rule, part, is_packed and rule.name.endswith("_exps.weight"))
     }
     return list(found.values())
 
 
-def _kind(rule: TensorRule, part: Part, source: str) -> str:
-    if part.scales:
-        return "scales" if source == part.scales else "packed"
-    if not rule.name.endswith("norm.weight"):
+def _stored(rule: TensorRule, part: Part, is_packed: bool) -> list[tuple[str, tuple[int, ...], str]]:
+    if not is_packed:
+        return [(part.source, part.shape, _kind(rule))]
+    blocks = (*part.shape[:-1], part.shape[-1] // BLOCK_LENGTH)
+    packed = (f"{part.source}_blocks", (*blocks, PACKED_NBYTES), "packed")
+    return [packed, (f"{part.source}_scales", blocks, "scales")]
+
+
+def _kind(rule: TensorRule) -> str:
+    if not rule.name.removesuffix(".weight").endswith("norm"):
         return ""
     return "norm around 0" if rule.add else "norm around 1"
 

@@ -55,8 +55,10 @@ def test_every_model_has_golden_data() -> None:
     assert set(golden) == set(model_names()), "scripts/conformance.py --update MODEL"
 
 
-def test_every_tensor_has_the_type_that_llama_cpp_gives_it(case: Case) -> None:
-    for file_type, table in case.expected["tables"].items():
+def test_every_tensor_has_the_type_that_llama_cpp_gives_it(case: Case, pytestconfig: pytest.Config) -> None:
+    tables = case.expected["tables"]
+    for file_type in tables if pytestconfig.getoption("--all-types") else TYPES:
+        table = tables[file_type]
         options = ConvertOptions(type=file_type)
         if table is None:
             with pytest.raises(UsageError, match="needs an importance matrix"):
