@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from edgeinfer.convert.architectures.base import Architecture, TensorRule, impossible, n_layers, require
+from edgeinfer.convert.architectures.base import Architecture, TensorRule, n_layers, require
 from edgeinfer.convert.architectures.gemma2 import check_layer_types, gemma_metadata, sandwich_layers
 from edgeinfer.convert.config import Config
 
@@ -32,16 +32,6 @@ def windowed_metadata(config: Config) -> dict[str, Any]:
         "attention.sliding_window": config.integer("sliding_window"),
         **({} if soft_cap is None else {"final_logit_softcapping": config.number("final_logit_softcapping")}),
     }
-
-
-def is_windowed(config: Config, *, period: int) -> list[bool]:
-    """Whether each layer has a window: stated, or all but every `period`-th. Raises UnusableInputError."""
-    stated, known = config.get("layer_types"), ("sliding_attention", "full_attention")
-    if stated is None:
-        return [(i + 1) % period > 0 for i in range(n_layers(config))]
-    if not isinstance(stated, list) or len(stated) != n_layers(config) or any(kind not in known for kind in stated):
-        raise impossible(config, f"'layer_types' does not say of each layer whether it is {' or '.join(known)}")
-    return [kind == known[0] for kind in stated]
 
 
 def tensors(config: Config) -> Iterator[TensorRule]:

@@ -25,15 +25,16 @@ from edgeinfer.convert.architectures.base import (
     tensor,
 )
 from edgeinfer.convert.architectures.blocks import attention, gated_ffn, head_norms, layers, norm
-from edgeinfer.convert.architectures.gemma3 import is_windowed
+from edgeinfer.convert.architectures.windows import has_window, window_metadata
 from edgeinfer.convert.config import Config
 
+_FULL_EVERY = 5
 _STREAMS = 4
 _LAYERS_WITH_CACHE = 20
 _SPARSE_LAYERS = 10
 _SPARSITY = 0.95
-_CUTOFF = 1.6448533535003662
-"""So many standard deviations above the mean lie the largest 5 %."""
+_CUTOFF = 1.6448535919189453
+"""So many standard deviations above the mean lie the largest 5 % (in F32); the library has a constant of its own."""
 _MAX_TOKENS_ELSEWHERE = 4096
 # What the config can say and llama.cpp can't do otherwise.
 _BUILT_IN = {
@@ -54,7 +55,6 @@ def metadata(config: Config) -> dict[str, Any]:
     check_activation(config, "hidden_activation", "gelu_pytorch_tanh")
     if config.rope.get("rope_type") != "default":
         raise impossible(config, "a scaled rope, llama.cpp runs this architecture without")
-    shared, windowed = _n_shared(config), is_windowed(config, period=5)
     _check_sparsity(config)
     config = config.with_values({"intermediate_size": _n_ffn(config)})
     return {
@@ -62,9 +62,8 @@ def metadata(config: Config) -> dict[str, Any]:
         "feed_forward_length": np.full(n_layers(config), _n_ffn(config), np.int32),
         "attention.layer_norm_rms_epsilon": config.number("rms_norm_eps"),
         "rope.freq_base_swa": config.window_rope.number("rope_theta"),
-        "attention.sliding_window": config.integer("sliding_window"),
-        "attention.sliding_window_pattern": np.array(windowed),
-        "attention.shared_kv_layers": shared,
+        **window_metadata(config, full_every=_FULL_EVERY),
+        "attention.shared_kv_layers": _n_shared(config),
         "final_logit_softcapping": config.number("final_logit_softcapping"),
         "altup.active_idx": 0,
         "altup.num_inputs": _STREAMS,
@@ -82,7 +81,7 @@ def _n_shared(config: Config) -> int:
         raise impossible(
             config, f"'num_kv_shared_layers' is {shared}, llama.cpp shares after layer {_LAYERS_WITH_CACHE}"
         )
-    windowed = is_windowed(config, period=5)
+    windowed = has_window(config, full_every=_FULL_EVERY)
     if shared and windowed[_LAYERS_WITH_CACHE - 2 : _LAYERS_WITH_CACHE] != [True, False]:
         raise impossible(config, "the last layers with a cache are not one with a window and one without")
     return shared
