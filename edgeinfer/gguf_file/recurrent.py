@@ -88,8 +88,9 @@ def _state_elements(header: Header) -> int:
 def _of_layer(header: Header, name: str, layer: int, default: int = 0) -> int:
     """A layer's entry of an array; `default` where there is no array."""
     values = header.metadata.get(f"{header.architecture}.{name}")
-    is_known = isinstance(values, np.ndarray) and values.dtype.kind in "iub" and layer < values.size
-    return int(values[layer]) if is_known else default
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iub" and layer < values.size:
+        return int(values[layer])
+    return default
 
 
 def _n_heads(header: Header) -> int:
