@@ -1,4 +1,4 @@
-"""The KV cache and the forward pass of a loaded model: `types.Backend` over llama.cpp.
+"""The KV cache and the forward pass of a loaded model: `types.Backend` over llama.cpp, or over its fork.
 
 Every argument is checked here first, because the library answers some mistakes by ending the process.
 """
@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from edgeinfer.errors import EdgeinferError, ResourceError, UnusableInputError, UsageError
-from edgeinfer.ggml_types import GGMLType
 from edgeinfer.native import library
 from edgeinfer.native.devices import default_threads
+from edgeinfer.native.kernels import ContextSettings
 from edgeinfer.native.library import llama
 from edgeinfer.native.model import NativeModel
 from edgeinfer.native.state import RangeState
@@ -34,7 +34,6 @@ class Observer(Protocol):
         """Raise what went wrong in the callback since the last call; called after each pass."""
 
 
-_FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ, src/llama-cparams.h
 _NO_ROOM, _ABORTED, _NO_MEMORY = 1, 2, -2  # what llama_decode returns besides 0
 
@@ -61,57 +60,50 @@ class NativeBackend:
     ) -> None:
         check_sequences(max_sequences)
         self._model = model
+        self._kernels = model.kernels
+        self._lib = lib = model.kernels.lib
         self._observer = observer
         self._n_ctx = options.ctx_size or min(DEFAULT_CTX_SIZE, model.n_ctx_train)
         self._abort_flag = ctypes.create_string_buffer(b"0")
-        self._abort_callback = _c_abort_callback()
         self.threads = options.threads or default_threads()
-        stateful = bool(llama.llama_model_is_recurrent(model.handle) or llama.llama_model_is_hybrid(model.handle))
+        stateful = model.is_stateful
         # Ranges are saved by way of one more sequence, which costs no memory where the state is cells of the KV cache.
         has_spare = not stateful and max_sequences < MAX_SEQUENCES
-        params = self._params(options, max_sequences + has_spare)
+        settings = ContextSettings(
+            self._n_ctx,
+            max_sequences + has_spare,
+            self.threads,
+            options,
+            ctypes.addressof(self._abort_flag),
+            observer.callback if observer else None,
+        )
         library.forget_errors()
-        self._handle: int | None = llama.llama_init_from_model(model.handle, params)
+        self._handle: int | None = self._kernels.open_context(model.handle, settings)
         if not self._handle:
             raise _no_context(self._n_ctx)
         if model.adapters:
             _set_adapters(self._handle, model.adapters)
-        self._memory = llama.llama_get_memory(self._handle)
+        self._memory = lib.llama_get_memory(self._handle)
         if not self._memory:
-            llama.llama_free(self._handle)
+            lib.llama_free(self._handle)
             raise UnusableInputError("the model is an encoder, which writes no text", "use a text generation model")
         self._n_vocab = model.vocabulary.n_tokens
-        self._batch = _Batch(int(llama.llama_n_batch(self._handle)), max_sequences)
+        self._batch = _Batch(lib.llama_batch, int(lib.llama_n_batch(self._handle)), max_sequences)
         self._logits = np.empty((0, self._n_vocab), np.float32)
         self._logits_address = 0
         self._capabilities = Capabilities(
             can_trim=not stateful,
             can_share=not stateful,
             max_sequences=max_sequences,
-            window=int(llama.llama_model_n_swa(model.handle)) or None,
+            window=int(lib.llama_model_n_swa(model.handle)) or None,
         )
         self._ranges = (
-            RangeState(self._handle, self._memory, max_sequences, self._capabilities.window) if has_spare else None
+            RangeState(self._kernels, self._handle, self._memory, max_sequences, self._capabilities.window)
+            if has_spare
+            else None
         )
-
-    def _params(self, options: RuntimeOptions, n_sequences: int) -> Any:
-        params = llama.llama_context_default_params()
-        # The library ends the process where it could not give each sequence a row of logits in one batch.
-        params.n_ctx = max(self._n_ctx, n_sequences)
-        params.n_batch = max(options.batch_size, n_sequences)
-        params.n_ubatch = min(options.ubatch_size, options.batch_size)
-        params.n_seq_max = n_sequences
-        params.n_threads = params.n_threads_batch = self.threads
-        params.flash_attn_type = _FLASH_ATTN[options.flash_attn]
-        params.type_k = GGMLType[options.type_k.upper()]
-        params.type_v = GGMLType[options.type_v.upper()]
-        params.kv_unified = True
-        params.no_perf = True
-        if self._observer is not None:
-            params.cb_eval = self._observer.callback
-        params.abort_callback = self._abort_callback
-        params.abort_callback_data = ctypes.addressof(self._abort_flag)
-        return params
+        # As the bindings declare it, it returns a pointer object, which costs more per token than sampling does.
+        self._logits_address_of = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("llama_get_logits", lib._lib))
 
     @property
     def capabilities(self) -> Capabilities:
@@ -137,7 +129,7 @@ class NativeBackend:
         """Run the rows as one batch; see `types.Backend.forward`."""
         n_tokens, n_outputs = self._batch.fill(rows, self._n_vocab)
         library.clear_errors()
-        code = int(llama.llama_decode(self._open_handle, self._batch.struct))
+        code = self._decode(rows)
         if self._observer is not None:
             self._observer.check()
         if code == _NO_ROOM:
@@ -151,6 +143,22 @@ class NativeBackend:
             raise EdgeinferError(f"llama_decode failed with code {code} on {n_tokens} tokens: {reason}")
         return self._logits_view(n_outputs)
 
+    def _decode(self, rows: Sequence[Row]) -> int:
+        code = int(self._lib.llama_decode(self._open_handle, self._batch.struct))
+        if code == _NO_ROOM and self._kernels.make_room is not None:
+            self._take_back(rows)
+            self._kernels.make_room(self._open_handle)
+            code = int(self._lib.llama_decode(self._open_handle, self._batch.struct))
+            if code == _NO_ROOM:
+                self._take_back(rows)
+        # The fork does not tell that it was interrupted; whoever asked for it wants no answer any more.
+        return _ABORTED if self._abort_flag[0] == b"1" else code
+
+    def _take_back(self, rows: Sequence[Row]) -> None:
+        """Of a batch that is computed in several parts, the first ones have got their cells."""
+        for row in rows:
+            self._lib.llama_memory_seq_rm(self._memory, row.seq_id, row.pos0, -1)
+
     def apply(self, op: KVOp) -> bool:
         """Edit the KV cache; False when the model's memory cannot do this."""
         self._batch.check_sequence(op.src)
@@ -161,13 +169,13 @@ class NativeBackend:
         if not self._is_intact(op):
             return False
         if op.kind == "remove":
-            return bool(llama.llama_memory_seq_rm(memory, op.src, op.p0, op.p1))
+            return bool(self._lib.llama_memory_seq_rm(memory, op.src, op.p0, op.p1))
         self._batch.check_sequence(op.dst)
         if op.src == op.dst:
             raise ValueError(f"sequence {op.src} cannot be copied onto itself")
         if not self._capabilities.can_share and (op.p0, op.p1) != (0, -1):
             return False
-        llama.llama_memory_seq_cp(memory, op.src, op.dst, op.p0, op.p1)
+        self._lib.llama_memory_seq_cp(memory, op.src, op.dst, op.p0, op.p1)
         return True
 
     def _is_intact(self, op: KVOp) -> bool:
@@ -175,7 +183,7 @@ class NativeBackend:
         window, length = self._capabilities.window, op.p0 if op.kind == "remove" else op.p1
         if window is None or length < 1:
             return True
-        return int(llama.llama_memory_seq_pos_min(self._memory, op.src)) <= max(0, length - window)
+        return int(self._lib.llama_memory_seq_pos_min(self._memory, op.src)) <= max(0, length - window)
 
     def save_range(self, seq: int, p0: int, p1: int) -> bytes | None:
         """The state of positions `[p0, p1)`; None for recurrent state, and where a layer keeps it in another form."""
@@ -188,7 +196,7 @@ class NativeBackend:
         self._batch.check_sequence(seq)
         assert self._handle is not None, "the context is closed"
         if self._ranges is None:
-            return int(llama.llama_memory_seq_pos_max(self._memory, seq)) + 1
+            return int(self._lib.llama_memory_seq_pos_max(self._memory, seq)) + 1
         return self._ranges.load(seq, p0, p1, data, p1 if until is None else until)
 
     def abort(self) -> None:
@@ -204,7 +212,7 @@ class NativeBackend:
         if self._handle is not None:
             # The view points into the context: an empty one must not.
             self._logits, self._logits_address = np.empty((0, self._n_vocab), np.float32), 0
-            llama.llama_free(self._handle)
+            self._lib.llama_free(self._handle)
             self._handle = None
 
     def __enter__(self) -> NativeBackend:
@@ -222,9 +230,9 @@ class NativeBackend:
     def _logits_view(self, n_outputs: int) -> Logits:
         """The library's own buffer as an array, which is made anew only when the buffer moved or is too short."""
         if n_outputs == 0:
-            llama.llama_synchronize(self._open_handle)
+            self._lib.llama_synchronize(self._open_handle)
             return self._logits[:0]
-        address = _get_logits_address(self._open_handle)
+        address = self._logits_address_of(self._open_handle)
         if address != self._logits_address or n_outputs > len(self._logits):
             buffer = (ctypes.c_float * (n_outputs * self._n_vocab)).from_address(address)
             self._logits = np.frombuffer(memoryview(buffer), np.float32).reshape(n_outputs, self._n_vocab)
@@ -232,14 +240,10 @@ class NativeBackend:
         return self._logits if n_outputs == len(self._logits) else self._logits[:n_outputs]
 
 
-# As the bindings declare it, it returns a pointer object, which costs more per token than sampling does.
-_get_logits_address = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("llama_get_logits", llama._lib))
-
-
 class _Batch:
     """The library's batch structure over numpy arrays, filled by slices."""
 
-    def __init__(self, capacity: int, max_sequences: int) -> None:
+    def __init__(self, structure: Any, capacity: int, max_sequences: int) -> None:
         self.capacity = capacity
         self._max_sequences = max_sequences
         self._tokens = np.zeros(capacity, np.int32)
@@ -250,7 +254,7 @@ class _Batch:
         self._ids = np.arange(max_sequences, dtype=np.int32)
         self._id_pointers = np.zeros(capacity, np.uintp)
         self._ids_address = self._ids.ctypes.data
-        self.struct = llama.llama_batch(
+        self.struct = structure(
             0,
             self._tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
             None,
@@ -298,16 +302,6 @@ class _Batch:
             raise ValueError(f"not a row: {length} tokens at {row.pos0}, logits from {row.logits_from}")
         if end > self.capacity:
             raise ValueError(f"a batch of {end} tokens or more, not 1 to {self.capacity}")
-
-
-def _c_abort_callback() -> Any:
-    """A callback that reads the flag without Python.
-
-    The library asks between any two operations of the graph, hundreds of times a token, and a Python function would
-    take the interpreter's lock each time. C's `atoi` has the right shape: given a pointer to "0" or "1", it returns
-    that number.
-    """
-    return ctypes.cast(library.c_runtime().atoi, llama.ggml_abort_callback)
 
 
 def _set_adapters(context: int, adapters: Sequence[tuple[int, float]]) -> None:

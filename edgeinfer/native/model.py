@@ -12,6 +12,7 @@ from typing import Any
 from edgeinfer.errors import UnusableInputError, UsageError
 from edgeinfer.native import library
 from edgeinfer.native.gpus import place
+from edgeinfer.native.kernels import LLAMA_CPP, Kernels
 from edgeinfer.native.library import llama
 from edgeinfer.native.mapped import expect_loss
 from edgeinfer.native.tokenizer import NativeTokenizer
@@ -24,6 +25,8 @@ class NativeModel:
     Raises UnusableInputError with the library's own reason when it does not load.
     """
 
+    kernels: Kernels = LLAMA_CPP
+    """The library that runs it."""
     adapters: Sequence[tuple[int, float]] = ()
     """C pointers of adapters and their scales, which every context gets; freed with the model."""
 
@@ -56,34 +59,35 @@ class NativeModel:
     def description(self) -> str:
         """Architecture, size and file type in the library's words."""
         buffer = ctypes.create_string_buffer(256)
-        llama.llama_model_desc(self.handle, buffer, len(buffer))
+        self.kernels.lib.llama_model_desc(self.handle, buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace")
 
     @property
     def n_parameters(self) -> int:
         """Elements of all tensors together."""
-        return int(llama.llama_model_n_params(self.handle))
+        return int(self.kernels.lib.llama_model_n_params(self.handle))
 
     @property
     def tensor_nbytes(self) -> int:
         """Bytes of all tensors together."""
-        return int(llama.llama_model_size(self.handle))
+        return int(self.kernels.lib.llama_model_size(self.handle))
 
     @property
     def n_ctx_train(self) -> int:
         """The context length that the model was trained with."""
-        return int(llama.llama_model_n_ctx_train(self.handle)) % 2**32  # an unsigned number in the file
+        return int(self.kernels.lib.llama_model_n_ctx_train(self.handle)) % 2**32  # an unsigned number in the file
 
     @property
     def is_stateful(self) -> bool:
         """Whether a sequence is a state with memory of its own (recurrent, hybrid), not cells of the KV cache."""
-        return bool(llama.llama_model_is_recurrent(self.handle) or llama.llama_model_is_hybrid(self.handle))
+        lib = self.kernels.lib
+        return bool(lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle))
 
     def close(self) -> None:
         """Free the weights; contexts over them must be closed before."""
         if self._handle is not None:
             self.vocabulary.close()
-            llama.llama_model_free(self._handle)
+            self.kernels.lib.llama_model_free(self._handle)
             self._handle = None
 
     def __enter__(self) -> NativeModel:

@@ -12,11 +12,14 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgeinfer.native import library
-from edgeinfer.native.library import llama
+
+if TYPE_CHECKING:
+    from edgeinfer.native.kernels import Kernels
 
 # The layout that src/llama-kv-cache.cpp (state_write) and src/llama-context.cpp write, in the machine's byte order.
 _MAGIC = 0xAF143CD8
@@ -32,7 +35,9 @@ _SIZE = struct.Struct("=Q")
 class RangeState:
     """Saves and restores ranges of one context's sequences, by way of the sequence `spare`, which nobody else uses."""
 
-    def __init__(self, context: int, memory: int, spare: int, window: int | None) -> None:
+    def __init__(self, kernels: Kernels, context: int, memory: int, spare: int, window: int | None) -> None:
+        self._lib = kernels.lib
+        self._is_whole = kernels.is_whole_state
         self._context = context
         self._memory = memory
         self._spare = spare
@@ -48,7 +53,7 @@ class RangeState:
         parts: list[bytes | memoryview] = []
         for start, end in self._pieces(p0, p1):
             piece = self._save_piece(seq, start, end)
-            if not _is_whole(piece, start, end):
+            if not self._is_whole(piece, start, end):
                 return None
             parts += [_SIZE.pack(len(piece)), piece]
         return b"".join(parts)
@@ -72,7 +77,7 @@ class RangeState:
         return length
 
     def _length(self, seq: int) -> int:
-        return int(llama.llama_memory_seq_pos_max(self._memory, seq)) + 1
+        return int(self._lib.llama_memory_seq_pos_max(self._memory, seq)) + 1
 
     def _pieces(self, p0: int, p1: int) -> Iterator[tuple[int, int]]:
         if self._window is None:
@@ -84,27 +89,27 @@ class RangeState:
             p0 = end
 
     def _save_piece(self, seq: int, p0: int, p1: int) -> memoryview:
-        llama.llama_memory_seq_cp(self._memory, seq, self._spare, p0, p1)
+        self._lib.llama_memory_seq_cp(self._memory, seq, self._spare, p0, p1)
         try:
-            size = int(llama.llama_state_seq_get_size_ext(self._context, self._spare, 0))
+            size = int(self._lib.llama_state_seq_get_size_ext(self._context, self._spare, 0))
             buffer = np.empty(size, np.uint8)
             pointer = buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-            written = int(llama.llama_state_seq_get_data_ext(self._context, pointer, size, self._spare, 0))
+            written = int(self._lib.llama_state_seq_get_data_ext(self._context, pointer, size, self._spare, 0))
         finally:
-            llama.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
+            self._lib.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
         return buffer[:written].data
 
     def _load_piece(self, seq: int, p0: int, p1: int, since: int, until: int, piece: memoryview) -> bool:
         """Read the piece into the spare sequence, and let `seq` share its cells of positions `[since, until)`."""
         source = np.frombuffer(piece, np.uint8).ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         try:
-            read = int(llama.llama_state_seq_set_data_ext(self._context, source, len(piece), self._spare, 0))
-            first = int(llama.llama_memory_seq_pos_min(self._memory, self._spare))
+            read = int(self._lib.llama_state_seq_set_data_ext(self._context, source, len(piece), self._spare, 0))
+            first = int(self._lib.llama_memory_seq_pos_min(self._memory, self._spare))
             if (read, first, self._length(self._spare)) != (len(piece), p0, p1):
                 return False
-            llama.llama_memory_seq_cp(self._memory, self._spare, seq, since, until)
+            self._lib.llama_memory_seq_cp(self._memory, self._spare, seq, since, until)
         finally:
-            llama.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
+            self._lib.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
         return True
 
     def _split(self, data: bytes, p0: int, p1: int) -> list[tuple[int, int, memoryview]]:
@@ -116,13 +121,13 @@ class RangeState:
             (size,) = _SIZE.unpack_from(view, offset)
             offset += _SIZE.size + size
             piece = view[offset - size : offset]
-            if len(piece) != size or not _is_whole(piece, start, end):
+            if len(piece) != size or not self._is_whole(piece, start, end):
                 return []
             pieces.append((start, end, piece))
         return pieces if offset == len(view) else []
 
 
-def _is_whole(piece: memoryview, p0: int, p1: int) -> bool:
+def is_whole(piece: memoryview, p0: int, p1: int) -> bool:
     """Whether each KV cache in what the library saved has every cell of `[p0, p1)`, once, and nothing else follows."""
     try:
         magic, _ = _HEAD.unpack_from(piece)

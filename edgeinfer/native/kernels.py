@@ -1,0 +1,104 @@
+"""A compiled library that runs models: what `NativeModel` and `NativeBackend` need of it, as a value.
+
+There are two: the pinned llama.cpp, here, and its fork ik_llama.cpp (`native.ik`). Most of what they do they do alike:
+`lib` has those functions under llama.cpp's names. What they do each in its own way is the rest of the table.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from edgeinfer.ggml_types import GGMLType
+from edgeinfer.native import library
+from edgeinfer.native.library import llama
+from edgeinfer.native.state import is_whole
+from edgeinfer.options import RuntimeOptions
+
+_FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSettings:
+    """What a context is made with."""
+
+    n_ctx: int
+    n_sequences: int
+    threads: int
+    options: RuntimeOptions
+    abort_flag: int
+    """The address of a text, "0" or "1"."""
+    eval_callback: Any = None
+    """Sees every operation of a pass."""
+
+    @property
+    def n_batch(self) -> int:
+        """The most tokens of a pass. The library ends the process where each sequence could not have one."""
+        return max(self.options.batch_size, self.n_sequences)
+
+    @property
+    def n_ubatch(self) -> int:
+        """The most tokens that are computed together."""
+        return min(self.options.ubatch_size, self.options.batch_size)
+
+    @property
+    def type_k(self) -> int:
+        """The number of the K cache's type."""
+        return GGMLType[self.options.type_k.upper()]
+
+    @property
+    def type_v(self) -> int:
+        """The number of the V cache's type."""
+        return GGMLType[self.options.type_v.upper()]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """One library; its functions take and give what llama.cpp's of the same name do."""
+
+    name: str
+    """What `--kernels` and the envelopes call it."""
+    lib: Any
+    build: Callable[[], str]
+    """Which compiled library this is, and what it makes of this machine."""
+    open_context: Callable[[int, ContextSettings], int | None]
+    """A context over a model's handle; None with a reason in the log."""
+    is_whole_state: Callable[[memoryview, int, int], bool]
+    """Whether a saved state has every cell of `[p0, p1)` in the layout that the library writes, and nothing else."""
+    make_room: Callable[[int], None] | None = None
+    """Moves a context's cells together, where the tokens of a batch need cells side by side."""
+
+
+def _open_context(model: int, settings: ContextSettings) -> int | None:
+    params = llama.llama_context_default_params()
+    params.n_ctx = max(settings.n_ctx, settings.n_sequences)
+    params.n_batch = settings.n_batch
+    params.n_ubatch = settings.n_ubatch
+    params.n_seq_max = settings.n_sequences
+    params.n_threads = params.n_threads_batch = settings.threads
+    params.flash_attn_type = _FLASH_ATTN[settings.options.flash_attn]
+    params.type_k = settings.type_k
+    params.type_v = settings.type_v
+    params.kv_unified = True
+    params.no_perf = True
+    if settings.eval_callback is not None:
+        params.cb_eval = settings.eval_callback
+    params.abort_callback = abort_callback(llama.ggml_abort_callback)
+    params.abort_callback_data = settings.abort_flag
+    handle: int | None = llama.llama_init_from_model(model, params)
+    return handle
+
+
+def abort_callback(kind: Any) -> Any:
+    """A callback that reads the flag without Python.
+
+    The library asks between any two operations of the graph, hundreds of times a token, and a Python function would
+    take the interpreter's lock each time. C's `atoi` has the right shape: given a pointer to "0" or "1", it returns
+    that number.
+    """
+    return ctypes.cast(library.c_runtime().atoi, kind)
+
+
+LLAMA_CPP = Kernels("llama.cpp", llama, library.build, _open_context, is_whole)
