@@ -31,7 +31,7 @@ _SMALL_FILES = re.compile(
     r"|1_Pooling/config\.json|additional_chat_templates/[\w.-]+\.jinja|[\w.-]*\.jinja|[\w.-]*\.model|vocab\.txt|merges\.txt|README\.md"
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "tiktoken.model", "vocab.txt")
 
 
 @dataclass(frozen=True, slots=True)
