@@ -20,9 +20,9 @@ from edgeinfer.convert.architectures.base import (
     embedding_tensors,
     head_dim,
     impossible,
-    minus_exp,
     n_kv_heads,
     n_layers,
+    negative_exponential,
     require,
     rotary_dim,
     tensor,
@@ -176,5 +176,6 @@ def state_tensors(
     parts = (Part(source, shape, n_rows=first), *values(source, shape, dim, first))
     yield TensorRule(f"{to}.ssm_conv1d.weight", (channels, kernel), parts)
     yield TensorRule(f"{to}.ssm_dt.bias", (n_value,), values(f"{at}.dt_bias", (n_value,), 1, 0))
-    yield TensorRule(f"{to}.ssm_a", (n_value,), values(f"{at}.A_log", (n_value,), 1, 0), apply=minus_exp)
+    decays = (replace(part, change=negative_exponential) for part in values(f"{at}.A_log", (n_value,), 1, 0))
+    yield TensorRule(f"{to}.ssm_a", (n_value,), tuple(decays))
     yield from norm(f"{to}.ssm_norm", f"{at}.norm", dim)
