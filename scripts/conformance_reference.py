@@ -102,7 +102,10 @@ def logits(checkpoint: str, tokens: list[int]) -> Any:
     if problems:
         sys.exit(f"{checkpoint}: transformers complains about {problems}")
     has_modules = (Path(checkpoint) / "modules.json").exists()
-    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    # Layers that share another's keys and values find them in the cache only.
+    options: dict[str, Any] = {"use_cache": bool(getattr(model.config, "num_kv_shared_layers", 0))}
+    if "use_cache" not in inspect.signature(model.forward).parameters:
+        options = {}
     with torch.inference_mode():
         outputs = model.eval()(torch.tensor([tokens]), output_hidden_states=has_modules, **options)
     if hasattr(outputs, "logits") and not has_modules:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from edgeinfer.gguf_file.header import Header
+from edgeinfer.gguf_file.header import Header, TensorInfo
 from edgeinfer.gguf_file.metadata import Metadata, ValueType
+from edgeinfer.gguf_file.recurrent import attends, state_nbytes
 
 CONTEXT_SIZES = (2048, 4096, 8192)
 KV_ELEMENT_NBYTES = 2  # F16, the default
-_F32_NBYTES = 4
-_ATTENTION_EVERY = dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), 4)
-"""In which layers there is attention, and in the others a state, where the file does not say."""
+_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 MAX_ARRAY_ELEMENTS = 8
 MAX_BLOCKS = 512  # as in `limits`: a damaged header must not make a loop of four billion
 
@@ -38,6 +38,8 @@ class MemoryNeed:
     ctx_size: int
     weights_nbytes: int
     kv_nbytes: int
+    state_nbytes: int
+    """Of recurrent layers, for one sequence."""
     total_nbytes: int
 
 
@@ -129,10 +131,9 @@ def kv_nbytes_per_token(header: Header) -> int | None:
     head_length = embedding // int(heads.max()) if heads.max() > 0 else 0
     windowed = _per_layer(header, "attention.sliding_window_pattern")
     with_cache = blocks - _count(header, "attention.shared_kv_layers")
-    without = set(_recurrent_layers(header, blocks) or ())
     elements = 0
     for layer in range(with_cache):
-        if layer in without:
+        if not attends(header, layer):
             continue
         # One window pattern for all layers (a period) says nothing about the lengths of keys.
         is_windowed = windowed is not None and windowed.size > layer and windowed.size > 1 and bool(windowed[layer])
@@ -141,38 +142,20 @@ def kv_nbytes_per_token(header: Header) -> int | None:
     return elements * KV_ELEMENT_NBYTES
 
 
-def _recurrent_layers(header: Header, blocks: int) -> list[int] | None:
-    """The layers that have a state instead of a cache; None where nothing tells (llama.cpp: llama_hparams::is_recr)."""
-    stated, kv_heads = (_per_layer(header, f"attention.{name}") for name in ("recurrent_layers", "head_count_kv"))
-    every = _count(header, "full_attention_interval", _ATTENTION_EVERY.get(header.architecture, 0))
-    if stated is not None:
-        return [layer for layer in range(min(blocks, stated.size)) if stated[layer]]
-    if every:
-        return [layer for layer in range(blocks) if (layer + 1) % every]
-    if kv_heads is not None and kv_heads.size > 1:
-        return [layer for layer in range(min(blocks, kv_heads.size)) if not kv_heads[layer]]
-    return None
-
-
-def state_nbytes(header: Header) -> int:
-    """Bytes of the states in F32 that a sequence has, however long it is; 0 for most models.
-
-    The sizes are those of llama_hparams::n_embd_r and n_embd_s: what a convolution still has to see, and the rest.
-    """
+def recurrent_state_nbytes(header: Header) -> int:
+    """Bytes of state that each sequence has in recurrent layers."""
     blocks = _count(header, "block_count") - _count(header, "nextn_predict_layers")
-    if not 0 < blocks <= MAX_BLOCKS:
-        return 0
-    embedding, kernel = _count(header, "embedding_length"), _count(header, "ssm.conv_kernel")
-    inner, length = _count(header, "ssm.inner_size"), _count(header, "ssm.state_size")
-    if head := _count(header, "wkv.head_size"):
-        elements = (_count(header, "token_shift_count", 2) + head) * embedding
-    elif window := _count(header, "shortconv.l_cache"):
-        elements = embedding * (window - 1)
-    else:
-        channels = inner + 2 * _count(header, "ssm.group_count") * length
-        elements = max(0, kernel - 1) * channels + inner * length
-    layers = _recurrent_layers(header, blocks)
-    return elements * _F32_NBYTES * (blocks if layers is None else len(layers))
+    return state_nbytes(header, blocks) if 0 < blocks <= MAX_BLOCKS else 0
+
+
+def computing_tensors(header: Header, tensors: Iterable[TensorInfo]) -> list[TensorInfo]:
+    """Those of `tensors` that a plain run reads: not the layers for the prediction of further tokens, the last ones."""
+    more = _count(header, "nextn_predict_layers")
+    if not more:
+        return list(tensors)
+    first = _count(header, "block_count") - more
+    layers = ((tensor, _LAYER.match(tensor.name)) for tensor in tensors)
+    return [tensor for tensor, layer in layers if layer is None or int(layer[1]) < first]
 
 
 def _head_lengths(header: Header, default: int, *, windowed: bool) -> int:
@@ -200,10 +183,10 @@ def _memory(header: Header, context_length: int) -> Iterator[MemoryNeed]:
     per_token = kv_nbytes_per_token(header)
     if per_token is None or not context_length:
         return
-    weights, state = header.tensor_nbytes, state_nbytes(header)
+    weights, state = header.tensor_nbytes, recurrent_state_nbytes(header)
     for ctx_size in sorted({*(size for size in CONTEXT_SIZES if size < context_length), context_length}):
-        kv = per_token * ctx_size + state
-        yield MemoryNeed(ctx_size, weights, kv, weights + kv)
+        kv = per_token * ctx_size
+        yield MemoryNeed(ctx_size, weights, kv, state, weights + kv + state)
 
 
 def _types(header: Header) -> Iterator[TypeShare]:

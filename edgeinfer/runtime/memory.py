@@ -180,8 +180,9 @@ def _refusal(
     footprint: Footprint, options: RuntimeOptions, settings: Settings, needs: Needs, available_nbytes: int
 ) -> ResourceError:
     copies = f", copies of weights {_mib(needs.repacked)}" if needs.repacked else ""
+    states = f" and {settings.sequences} recurrent states" if footprint.state_nbytes else ""
     message = (
-        f"{footprint.header.path}: needs {_mib(needs.total)} (weights {_mib(needs.weights)}{copies}, KV cache "
+        f"{footprint.header.path}: needs {_mib(needs.total)} (weights {_mib(needs.weights)}{copies}, KV cache{states} "
         f"{_mib(needs.kv)} for {settings.ctx_size} tokens, the rest {_mib(_rest(needs))}), "
         f"{_mib(available_nbytes)} are available"
     )

@@ -3,21 +3,33 @@
 Tiny models with random weights, in F32 with a cache in F32, so that the shape of a batch moves logits by 1e-5 at most.
 """
 
+import llama_cpp
 import numpy as np
 import pytest
 from random_checkpoint import PLAIN, make_checkpoint, read_model
 
+from edgeinfer.api.batch import load_for_batch
 from edgeinfer.api.convert import plan_conversion, run_conversion
 from edgeinfer.api.load import load
+from edgeinfer.gguf_file.describe import kv_nbytes_per_token, recurrent_state_nbytes
+from edgeinfer.gguf_file.header import read_header
 from edgeinfer.options import ConvertOptions, RuntimeOptions, SamplingParams
-from edgeinfer.types import Request
+from edgeinfer.types import Request, Row
 
 GREEDY = SamplingParams(temperature=0)
 EXACT = RuntimeOptions(ctx_size=512, flash_attn="off", cache_type_k="f32", cache_type_v="f32")
 N_NEW = 12
 
 
-@pytest.fixture(scope="module", params=["falcon-mamba", "mamba2", "falcon-h1", "granitehybrid", "lfm2"])
+SLOW = pytest.mark.slow
+MODELS = [
+    "mamba2",
+    "granitehybrid-dense",
+    *(pytest.param(name, marks=SLOW) for name in ("falcon-mamba", "falcon-h1", "granitehybrid", "lfm2")),
+]
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def path(tmp_path_factory, request):
     folder = tmp_path_factory.mktemp(request.param)
     options = ConvertOptions(type="F32", verify=False)
@@ -99,3 +111,24 @@ def test_a_preempted_request_begins_anew(path, texts, cold):
         while model.engine.has_work:
             model.engine.step()
         assert [low.tokens, high.tokens] == cold[:2]
+
+
+def test_a_sequences_state_is_as_large_as_it_is_said_to_be(path, texts):
+    with load(path, RuntimeOptions(ctx_size=512, prefix_cache=False)) as model:
+        text = texts[-1]
+        model.backend.forward([Row(0, text, 0, len(text))])
+        nbytes = llama_cpp.llama_state_seq_get_size(model.backend._handle, 0)
+        known = recurrent_state_nbytes(model.header) + len(text) * kv_nbytes_per_token(model.header)
+    notes = nbytes - known  # positions of cells, types and sizes of rows
+    assert 0 < notes < 1000 + 12 * len(text)
+
+
+def test_a_batch_is_as_wide_as_a_quarter_of_the_memory_has_states(path, monkeypatch):
+    header = read_header(path)
+    available = header.tensor_nbytes + 4 * 5 * recurrent_state_nbytes(header) + 100
+    monkeypatch.setattr("edgeinfer.api.batch.expected_nbytes", lambda: available)
+    options = RuntimeOptions(ctx_size=1024)
+    with load_for_batch(path, options) as model:
+        assert model.engine.limits.max_running == 5
+    with load_for_batch(path, options, parallel=7) as model:
+        assert model.engine.limits.max_running == 7
