@@ -17,6 +17,7 @@ from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.config import Config
 from edgeinfer.convert.json_file import MAX_JSON_NBYTES, read_file, read_object, read_object_if_there
 from edgeinfer.convert.tokenizer import tekken
+from edgeinfer.convert.tokenizer.added import with_added_tokens
 from edgeinfer.convert.tokenizer.bpe import bpe_vocabulary
 from edgeinfer.convert.tokenizer.pre_tokenizer import known_by_hash, name_pre_tokenizer, names_by_rules
 from edgeinfer.convert.tokenizer.sentencepiece import is_sentencepiece_like, sentencepiece_vocabulary
@@ -138,7 +139,7 @@ def _read(directory: Path) -> _Files:
     path = directory / "tokenizer.model"
     if os.path.lexists(path):
         model = read_sentencepiece_model(path)
-        return _Files(path, tokenizer_of_model(model), settings, model)
+        return _Files(path, with_added_tokens(directory, tokenizer_of_model(model), settings), settings, model)
     raise UnusableInputError(
         f"{directory}: has neither tokenizer.json nor tekken.json, tiktoken.model or tokenizer.model",
         "save it with transformers' AutoTokenizer.from_pretrained(…).save_pretrained(…)",

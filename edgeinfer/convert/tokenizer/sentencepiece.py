@@ -38,7 +38,7 @@ def sentencepiece_vocabulary(
 
     Raises UnusableInputError.
     """
-    texts, types = token_table(path, parsed, vocab_size)
+    texts, types = token_table(path, _without_zero(parsed), vocab_size)
     missing = _BYTES.difference(texts)
     if missing:
         # The library ends the process when it needs one of them.
@@ -61,6 +61,18 @@ def sentencepiece_vocabulary(
         "tokenizer.ggml.scores": scores,
         "tokenizer.ggml.token_type": np.array(types, dtype=np.int32),
     }
+
+
+def _without_zero(parsed: dict[str, Any]) -> dict[str, Any]:
+    """Without the piece that is a zero byte (InternLM2 has one), for the library reads no text beyond one.
+
+    Its place becomes a hole, and the byte what any byte without a piece becomes.
+    """
+    vocab = parsed["model"]["vocab"]
+    if "\0" not in vocab:
+        return parsed
+    kept = {text: token for text, token in vocab.items() if text != "\0"}
+    return {**parsed, "model": {**parsed["model"], "vocab": kept}}
 
 
 def _rebuilt_scores(path: Path, parsed: dict[str, Any], types: list[int]) -> NDArray[np.float32]:
