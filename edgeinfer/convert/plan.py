@@ -64,6 +64,11 @@ class ConvertPlan:
         return causal is False or bool(pooling)
 
     @property
+    def is_adapter(self) -> bool:
+        """Whether the file adds to a model, rather than being one."""
+        return self.metadata.get("general.type") == "adapter"
+
+    @property
     def bits_per_weight_without_fallbacks(self) -> float:
         """What `bits_per_weight` would be if the rows had divided."""
         return 8 * (self.tensor_nbytes - sum(t.fallback_extra_nbytes for t in self.tensors)) / self.n_parameters

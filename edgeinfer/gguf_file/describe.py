@@ -11,12 +11,11 @@ import numpy as np
 
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.gguf_file.metadata import Metadata, ValueType
-from edgeinfer.gguf_file.recurrent import attends, state_nbytes
+from edgeinfer.gguf_file.recurrent import MAX_BLOCKS, attends, state_nbytes
 
 CONTEXT_SIZES = (2048, 4096, 8192)
 KV_ELEMENT_NBYTES = 2  # F16, the default
 MAX_ARRAY_ELEMENTS = 8
-MAX_BLOCKS = 512  # as in `limits`: a damaged header must not make a loop of four billion
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class TypeShare:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes for a context of `ctx_size` tokens; the library's working buffers come on top."""
+    """Bytes for a context of `ctx_size` tokens, one sequence; the library's working buffers come on top."""
 
     ctx_size: int
     weights_nbytes: int
@@ -115,9 +114,9 @@ def reads_both_ways(header: Header) -> bool:
 def kv_nbytes_per_token(header: Header) -> int | None:
     """Bytes of F16 KV cache that one token takes in all layers, or None where the header does not tell.
 
-    Recurrent layers take none, nor do those that share an earlier layer's.
+    Recurrent layers take none, nor do those that share an earlier layer's or predict further tokens.
     """
-    blocks = _count(header, "block_count")
+    blocks = _count(header, "block_count") - _count(header, "nextn_predict_layers")
     heads = _per_layer(header, "attention.head_count")
     if heads is None or not 0 < blocks <= MAX_BLOCKS:
         return None
@@ -138,12 +137,6 @@ def kv_nbytes_per_token(header: Header) -> int | None:
         lengths = _head_lengths(header, head_length, windowed=is_windowed)
         elements += int(kv_heads[min(layer, kv_heads.size - 1)]) * lengths
     return elements * KV_ELEMENT_NBYTES
-
-
-def recurrent_state_nbytes(header: Header) -> int:
-    """Bytes of state that each sequence has in recurrent layers."""
-    blocks = _count(header, "block_count")
-    return state_nbytes(header, blocks) if blocks <= MAX_BLOCKS else 0
 
 
 def _head_lengths(header: Header, default: int, *, windowed: bool) -> int:
@@ -171,7 +164,7 @@ def _memory(header: Header, context_length: int) -> Iterator[MemoryNeed]:
     per_token = kv_nbytes_per_token(header)
     if per_token is None or not context_length:
         return
-    weights, state = header.tensor_nbytes, recurrent_state_nbytes(header)
+    weights, state = header.tensor_nbytes, state_nbytes(header)
     for ctx_size in sorted({*(size for size in CONTEXT_SIZES if size < context_length), context_length}):
         kv = per_token * ctx_size
         yield MemoryNeed(ctx_size, weights, kv, state, weights + kv + state)

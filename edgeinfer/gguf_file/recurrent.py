@@ -9,6 +9,7 @@ import numpy as np
 
 from edgeinfer.gguf_file.header import Header
 
+MAX_BLOCKS = 512  # as in `limits`: a damaged header must not make a loop of four billion
 _NBYTES = 4
 """Of an element: states are in F32, whatever the type of the cache."""
 _ALL = ("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7")
@@ -19,9 +20,12 @@ _INTERVALS = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
 """Where every so many layers one is attention; what holds where the file doesn't say."""
 
 
-def state_nbytes(header: Header, n_blocks: int) -> int:
-    """Bytes of state that each sequence has in all `n_blocks` layers; 0 for a model that has no such layers."""
-    layers = sum(is_recurrent(header, layer) for layer in range(n_blocks))
+def state_nbytes(header: Header) -> int:
+    """Bytes of the states that a sequence has, however long it is; 0 for a model without such layers."""
+    blocks = _count(header, "block_count") - _count(header, "nextn_predict_layers")
+    if not 0 < blocks <= MAX_BLOCKS:
+        return 0
+    layers = sum(is_recurrent(header, layer) for layer in range(blocks))
     return _NBYTES * layers * (_shifted_elements(header) + _state_elements(header)) if layers else 0
 
 
@@ -42,18 +46,18 @@ def attends(header: Header, layer: int) -> bool:
         if isinstance(stated, np.ndarray):
             return not (layer < stated.size and stated[layer])
         interval = _count(header, "full_attention_interval", _INTERVALS[architecture])
-        is_last = layer >= _count(header, "block_count") - _count(header, "nextn_predict_layers")
-        return is_last or not interval or (layer + 1) % interval == 0
+        return not interval or (layer + 1) % interval == 0
     return bool(_of_layer(header, "attention.head_count_kv", layer, 1))
 
 
 def activation_elements(header: Header) -> tuple[int, int]:
     """What a pass over such layers holds at a time: elements for each token, and for each sequence.
 
-    Measured on Mamba, Mamba 2, Falcon-H1, Granite 4 and LFM2, whose buffers it exceeds by up to a tenth.
+    Measured on Mamba, Mamba 2, Falcon-H1 and Granite 4, and on delta nets, which take less.
     """
-    inner = _count(header, "ssm.inner_size")
-    channels = _channels(header)
+    inner, channels = _count(header, "ssm.inner_size"), _channels(header)
+    if header.architecture in _INTERVALS:
+        return _count(header, "embedding_length") + 2 * channels + 2 * inner, 0
     projected = inner + channels + _count(header, "ssm.time_step_rank")
     return projected + 3 * channels + inner, _state_elements(header)
 
@@ -88,8 +92,9 @@ def _state_elements(header: Header) -> int:
 def _of_layer(header: Header, name: str, layer: int, default: int = 0) -> int:
     """A layer's entry of an array; `default` where there is no array."""
     values = header.metadata.get(f"{header.architecture}.{name}")
-    is_known = isinstance(values, np.ndarray) and values.dtype.kind in "iub" and layer < values.size
-    return int(values[layer]) if is_known else default
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "iub" or layer >= values.size:
+        return default
+    return int(values[layer])
 
 
 def _n_heads(header: Header) -> int:

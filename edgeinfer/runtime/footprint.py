@@ -14,9 +14,9 @@ from functools import cached_property
 import numpy as np
 
 from edgeinfer.ggml_types import GGMLType
-from edgeinfer.gguf_file.describe import KV_ELEMENT_NBYTES, kv_nbytes_per_token, recurrent_state_nbytes
+from edgeinfer.gguf_file.describe import KV_ELEMENT_NBYTES, kv_nbytes_per_token
 from edgeinfer.gguf_file.header import Header, TensorInfo
-from edgeinfer.gguf_file.recurrent import activation_elements
+from edgeinfer.gguf_file.recurrent import activation_elements, state_nbytes
 from edgeinfer.runtime.vocabulary import METADATA_KEY
 
 KV_PADDING_TOKENS = 256
@@ -76,7 +76,7 @@ class Settings:
     logit_rows: int = 2
     """Rows of logits that are kept at a time."""
     sequences: int = 1
-    """That run at a time: each has a state of its own in recurrent layers."""
+    """How many run at a time, which matters where each has a state of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Footprint:
     @cached_property
     def state_nbytes(self) -> int:
         """What each sequence has in recurrent layers."""
-        return recurrent_state_nbytes(self.header)
+        return state_nbytes(self.header)
 
     @cached_property
     def _has_cells(self) -> bool:

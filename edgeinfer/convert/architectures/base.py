@@ -86,6 +86,15 @@ def negative_exponential(rows: NDArray[np.float32]) -> None:
     np.negative(rows, out=rows)
 
 
+def transposed_columns(n_rows: int, columns: slice) -> RowTransform:
+    """Half of the columns of matrices of `n_rows`, which is even, as rows: every other one, or those of one side."""
+    return RowTransform(
+        n_rows,
+        lambda rows: rows.reshape(-1, n_rows, rows.shape[1])[:, :, columns].swapaxes(1, 2),
+        rows_kept=n_rows // 2,  # in elements: half of them
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Rows of one tensor of the checkpoint, seen as a matrix; a vector is a column of rows of one element."""

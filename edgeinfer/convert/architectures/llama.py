@@ -78,9 +78,9 @@ def llama3_rope_factors(config: Config) -> NDArray[np.float32]:
     rope, dim, f32 = config.rope, head_dim(config), np.float32
     factor = f32(rope.number("factor"))
     low, high = f32(rope.number("low_freq_factor")), f32(rope.number("high_freq_factor"))
-    if low >= high:
+    if low > high:
         raise UnusableInputError(
-            f"{config.path}: low_freq_factor {low:g} is not below high_freq_factor {high:g}", "is this file complete?"
+            f"{config.path}: low_freq_factor {low:g} is above high_freq_factor {high:g}", "is this file complete?"
         )
     context, one = f32(rope.integer("original_max_position_embeddings")), f32(1)
     exponents = np.arange(0, dim, 2, dtype=f32) / f32(dim)

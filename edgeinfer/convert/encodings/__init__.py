@@ -9,10 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgeinfer.convert.checkpoint import Checkpoint
-from edgeinfer.convert.encodings import mxfp4
+from edgeinfer.convert.encodings import awq, bitsandbytes, compressed_tensors, gptq, mxfp4, scaled
 from edgeinfer.errors import UnusableInputError
 
-_METHODS: dict[str, Callable[[Checkpoint], Checkpoint]] = {"mxfp4": mxfp4.decoded}
+_METHODS: dict[str, Callable[[Checkpoint], Checkpoint]] = {
+    "awq": awq.decoded,
+    "bitsandbytes": bitsandbytes.decoded,
+    "compressed-tensors": compressed_tensors.decoded,
+    "fbgemm_fp8": scaled.decoded,
+    "fp8": scaled.decoded,
+    "gptq": gptq.decoded,
+    "modelopt": scaled.decoded,
+    "mxfp4": mxfp4.decoded,
+}
 
 
 def decoded(checkpoint: Checkpoint) -> Checkpoint:
