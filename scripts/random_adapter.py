@@ -93,7 +93,7 @@ def _modules(model: TinyModel, checkpoint: Path) -> Iterator[tuple[str, tuple[in
     architecture = lookup(config)
     seen = set()
     for rule in architecture.tensors(config.text_model().with_defaults(architecture.defaults)):
-        for part in rule.parts if isinstance(rule, TensorRule) else ():
+        for part in rule.parts if isinstance(rule, TensorRule) and not rule.optional else ():
             if len(part.shape) != 2 or part.source in seen:
                 continue
             seen.add(part.source)

@@ -18,9 +18,8 @@ from edgeinfer.api.load import load
 from edgeinfer.api.memory import expected_nbytes
 from edgeinfer.api.model import Model
 from edgeinfer.errors import EdgeinferError, UnusableInputError, UsageError
-from edgeinfer.gguf_file.describe import kv_nbytes_per_token
+from edgeinfer.gguf_file.describe import kv_nbytes_per_token, recurrent_state_nbytes
 from edgeinfer.gguf_file.header import Header
-from edgeinfer.gguf_file.recurrent import state_nbytes
 from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams, parse_logit_bias
 from edgeinfer.runtime.answer import Reply
 from edgeinfer.runtime.batch import Batch, Entry, ReadAhead
@@ -116,7 +115,7 @@ def document(entry: Entry[Row]) -> dict[str, Any]:
 
 def _fitted_parallel(header: Header) -> int:
     """As many requests as usual, or as a quarter of the free memory has states of recurrent layers for."""
-    state, available = state_nbytes(header), expected_nbytes()
+    state, available = recurrent_state_nbytes(header), expected_nbytes()
     if not state or available is None:
         return _DEFAULT_PARALLEL
     return max(1, min(_DEFAULT_PARALLEL, (available - header.tensor_nbytes) // 4 // state))
@@ -127,7 +126,7 @@ def _fitted_ctx_size(header: Header, parallel: int, least: int) -> int:
     wanted = parallel * _TOKENS_PER_REQUEST
     per_token, available = kv_nbytes_per_token(header), expected_nbytes()
     if per_token and available is not None:
-        states = parallel * state_nbytes(header)
+        states = parallel * recurrent_state_nbytes(header)
         wanted = min(wanted, (available - header.tensor_nbytes - states) // 4 // per_token)
     return max(least, wanted)
 

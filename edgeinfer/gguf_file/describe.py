@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from edgeinfer.gguf_file.header import Header
+from edgeinfer.gguf_file.header import Header, TensorInfo
 from edgeinfer.gguf_file.metadata import Metadata, ValueType
-from edgeinfer.gguf_file.recurrent import MAX_BLOCKS, attends, state_nbytes
+from edgeinfer.gguf_file.recurrent import attends, state_nbytes
 
 CONTEXT_SIZES = (2048, 4096, 8192)
 KV_ELEMENT_NBYTES = 2  # F16, the default
+_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 MAX_ARRAY_ELEMENTS = 8
+MAX_BLOCKS = 512  # as in `limits`: a damaged header must not make a loop of four billion
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,22 @@ def kv_nbytes_per_token(header: Header) -> int | None:
     return elements * KV_ELEMENT_NBYTES
 
 
+def recurrent_state_nbytes(header: Header) -> int:
+    """Bytes of state that each sequence has in recurrent layers."""
+    blocks = _count(header, "block_count") - _count(header, "nextn_predict_layers")
+    return state_nbytes(header, blocks) if 0 < blocks <= MAX_BLOCKS else 0
+
+
+def computing_tensors(header: Header, tensors: Iterable[TensorInfo]) -> list[TensorInfo]:
+    """Those of `tensors` that a plain run reads: not the layers for the prediction of further tokens, the last ones."""
+    more = _count(header, "nextn_predict_layers")
+    if not more:
+        return list(tensors)
+    first = _count(header, "block_count") - more
+    layers = ((tensor, _LAYER.match(tensor.name)) for tensor in tensors)
+    return [tensor for tensor, layer in layers if layer is None or int(layer[1]) < first]
+
+
 def _head_lengths(header: Header, default: int, *, windowed: bool) -> int:
     """Elements of a key and a value of one head together."""
     total = 0
@@ -164,7 +183,7 @@ def _memory(header: Header, context_length: int) -> Iterator[MemoryNeed]:
     per_token = kv_nbytes_per_token(header)
     if per_token is None or not context_length:
         return
-    weights, state = header.tensor_nbytes, state_nbytes(header)
+    weights, state = header.tensor_nbytes, recurrent_state_nbytes(header)
     for ctx_size in sorted({*(size for size in CONTEXT_SIZES if size < context_length), context_length}):
         kv = per_token * ctx_size
         yield MemoryNeed(ctx_size, weights, kv, state, weights + kv + state)

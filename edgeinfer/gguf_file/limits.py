@@ -23,6 +23,7 @@ TENSOR_ALIGNMENT = 32
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # Numbers that are no weights, and the two types that activations have.
 _NO_KERNELS = {GGMLType[name] for name in ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")}
+_GEMMA3N_CACHES = 20
 _DENSE = ("dense_2", "dense_3")
 _MIXERS = ("mamba", "mamba2", "jamba", "falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe", "plamo2")
 _UNGROUPED_MIXERS = ("mamba", "jamba", "plamo2")
@@ -53,6 +54,8 @@ def check_limits(header: Header) -> None:
     _check_experts(header)
     if header.architecture == "gemma-embedding":
         _check_matrices_after_pooling(header)
+    if header.architecture in ("gemma3n", "gemma4"):
+        _check_shared_caches(header, blocks or 0)
     if header.metadata.text("modern-bert.hidden_activation") == "relu":
         _fail(header, "has the hidden_activation 'relu', which is none of a gated feed-forward")
     scaling = header.metadata.text(f"{header.architecture}.rope.scaling.type", "none")
@@ -167,6 +170,24 @@ def _check_matrices_after_pooling(header: Header) -> None:
     ends = {length, sides["dense_2"][0], sides["dense_3"][1]}
     if ends - {0, embedding}:
         _fail(header, f"makes vectors of another length than {embedding}")
+
+
+def _check_shared_caches(header: Header, blocks: int) -> None:
+    """The last layers of Gemma 3n and 4 look into the cache of the last one before them with a window, or without."""
+    pattern = header.metadata.get(f"{header.architecture}.attention.sliding_window_pattern")
+    windowed = [bool(kind) for kind in pattern] if isinstance(pattern, np.ndarray) else []
+    if header.architecture == "gemma3n":
+        with_cache = _GEMMA3N_CACHES
+        windowed = windowed or [(i + 1) % 5 > 0 for i in range(blocks)]
+    else:
+        with_cache = blocks - _count(header, "attention.shared_kv_layers")
+    if with_cache >= blocks:
+        return
+    sharing = set(windowed[with_cache:blocks])
+    sound = with_cache >= 2 and len(windowed) >= blocks
+    sound = sound and not (True in sharing and not windowed[with_cache - 2])
+    if not sound or (False in sharing and windowed[with_cache - 1]):
+        _fail(header, "has layers that share the cache of one that is unlike them")
 
 
 def _count(header: Header, name: str) -> int:

@@ -9,7 +9,6 @@ import numpy as np
 
 from edgeinfer.gguf_file.header import Header
 
-MAX_BLOCKS = 512  # as in `limits`: a damaged header must not make a loop of four billion
 _NBYTES = 4
 """Of an element: states are in F32, whatever the type of the cache."""
 _ALL = ("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7")
@@ -20,12 +19,9 @@ _INTERVALS = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
 """Where every so many layers one is attention; what holds where the file doesn't say."""
 
 
-def state_nbytes(header: Header) -> int:
-    """Bytes of the states that a sequence has, however long it is; 0 for a model without such layers."""
-    blocks = _count(header, "block_count") - _count(header, "nextn_predict_layers")
-    if not 0 < blocks <= MAX_BLOCKS:
-        return 0
-    layers = sum(is_recurrent(header, layer) for layer in range(blocks))
+def state_nbytes(header: Header, n_blocks: int) -> int:
+    """Bytes of state that each sequence has in all `n_blocks` layers; 0 for a model that has no such layers."""
+    layers = sum(is_recurrent(header, layer) for layer in range(n_blocks))
     return _NBYTES * layers * (_shifted_elements(header) + _state_elements(header)) if layers else 0
 
 
@@ -92,9 +88,9 @@ def _state_elements(header: Header) -> int:
 def _of_layer(header: Header, name: str, layer: int, default: int = 0) -> int:
     """A layer's entry of an array; `default` where there is no array."""
     values = header.metadata.get(f"{header.architecture}.{name}")
-    if not isinstance(values, np.ndarray) or values.dtype.kind not in "iub" or layer >= values.size:
-        return default
-    return int(values[layer])
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iub" and layer < values.size:
+        return int(values[layer])
+    return default
 
 
 def _n_heads(header: Header) -> int:

@@ -14,9 +14,14 @@ from functools import cached_property
 import numpy as np
 
 from edgeinfer.ggml_types import GGMLType
-from edgeinfer.gguf_file.describe import KV_ELEMENT_NBYTES, kv_nbytes_per_token
+from edgeinfer.gguf_file.describe import (
+    KV_ELEMENT_NBYTES,
+    computing_tensors,
+    kv_nbytes_per_token,
+    recurrent_state_nbytes,
+)
 from edgeinfer.gguf_file.header import Header, TensorInfo
-from edgeinfer.gguf_file.recurrent import activation_elements, state_nbytes
+from edgeinfer.gguf_file.recurrent import activation_elements
 from edgeinfer.runtime.vocabulary import METADATA_KEY
 
 KV_PADDING_TOKENS = 256
@@ -76,7 +81,7 @@ class Settings:
     logit_rows: int = 2
     """Rows of logits that are kept at a time."""
     sequences: int = 1
-    """How many run at a time, which matters where each has a state of its own."""
+    """That run at a time: each has a state of its own in recurrent layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,7 @@ class Footprint:
 
     def __init__(self, headers: Sequence[Header], features: Collection[str]) -> None:
         self.header = headers[0]
-        self.tensors = [tensor for header in headers for tensor in header.tensors]
+        self.tensors = computing_tensors(self.header, (tensor for header in headers for tensor in header.tensors))
         self.features = frozenset(features)
         self._rows = repacked_types(self.features)
 
@@ -169,7 +174,7 @@ class Footprint:
     @cached_property
     def state_nbytes(self) -> int:
         """What each sequence has in recurrent layers."""
-        return state_nbytes(self.header)
+        return recurrent_state_nbytes(self.header)
 
     @cached_property
     def _has_cells(self) -> bool:

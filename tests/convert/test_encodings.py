@@ -89,6 +89,15 @@ def test_scales_of_activations_are_left_out_and_said(tmp_path: Path) -> None:
     assert not [name for name in checkpoint.tensors if name.endswith("scale")]
 
 
+@pytest.mark.parametrize(("producer", "known"), [("modelopt", True), ("x", False), (None, False)])
+def test_the_method_can_stand_in_a_file_of_its_own(producer: str | None, known: bool, tmp_path: Path) -> None:
+    checkpoint = make_encoded("modelopt-fp8", tmp_path)
+    change_json(checkpoint / "config.json", {"quantization_config": None})
+    section = {"producer": {"name": producer}, "quantization": {"quant_algo": "FP8"}}
+    (checkpoint / "hf_quant_config.json").write_text(json.dumps(section), "utf-8")
+    assert (_problem(checkpoint) == "") == known
+
+
 def _stored(checkpoint: Path) -> dict[str, tuple[str, Any]]:
     return {
         spec.name: (

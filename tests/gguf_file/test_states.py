@@ -10,10 +10,9 @@ import pytest
 from ggufs import write_gguf
 
 from edgeinfer.errors import UnusableInputError
-from edgeinfer.gguf_file.describe import describe, kv_nbytes_per_token
+from edgeinfer.gguf_file.describe import describe, kv_nbytes_per_token, recurrent_state_nbytes
 from edgeinfer.gguf_file.header import Header, read_header
 from edgeinfer.gguf_file.limits import check_limits
-from edgeinfer.gguf_file.recurrent import state_nbytes
 from edgeinfer.runtime.footprint import Footprint, Settings
 
 # Of Qwen3-Next-80B.
@@ -48,48 +47,23 @@ def test_layers_with_a_state_have_no_cache(
 ) -> None:
     header = _header(tmp_path, **changes)
     assert kv_nbytes_per_token(header) == attentions * PER_TOKEN
-    assert state_nbytes(header) == states * ONE_STATE
+    assert recurrent_state_nbytes(header) == states * ONE_STATE
     need = describe(header).memory[0]
     assert (need.kv_nbytes, need.state_nbytes) == (2048 * attentions * PER_TOKEN, states * ONE_STATE)
-
-
-MIXER = {"ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 16, "ssm.group_count": 2}
-MIXER_ELEMENTS = 3 * (128 + 2 * 2 * 16) + 16 * 128
-
-
-@pytest.mark.parametrize(
-    ("arch", "keys", "state_elements", "attentions"),
-    [
-        ("llama", {}, 0, 4),
-        ("llama", MIXER, 0, 4),  # a Granite 4 without mixers has their sizes too
-        ("mamba", {"ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 16}, 4 * (3 * 128 + 16 * 128), 0),
-        ("mamba2", MIXER, 4 * MIXER_ELEMENTS, 0),
-        ("falcon-h1", MIXER, 4 * MIXER_ELEMENTS, 4),
-        ("granitehybrid", {**MIXER, "attention.head_count_kv": [0, 2, 0, 0]}, 3 * MIXER_ELEMENTS, 1),
-        (
-            "nemotron_h",
-            {**MIXER, "attention.head_count_kv": [0, 2, 0, 0], "feed_forward_length": [0, 0, 64, 0]},
-            2 * MIXER_ELEMENTS,
-            1,
-        ),
-        ("lfm2", {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0, 2]}, 2 * 2 * 64, 2),
-        ("rwkv7", {"wkv.head_size": 32}, 4 * (2 * 64 + 32 * 64), 0),
-    ],
-)
-def test_recurrent_layers_have_a_state_and_no_cache(
-    tmp_path: Path, arch: str, keys: dict[str, Any], state_elements: int, attentions: int
-) -> None:
-    sizes = {"block_count": 4, "embedding_length": 64, "attention.head_count": 4, "attention.head_count_kv": 2}
-    extra = {f"{arch}.{key}": value for key, value in {**sizes, **keys}.items()}
-    header = read_header(write_gguf(tmp_path / "a.gguf", arch=arch, extra=extra))
-    assert state_nbytes(header) == 4 * state_elements
-    assert kv_nbytes_per_token(header) == attentions * 2 * 2 * (16 + 16)  # F16, KV heads, key and value
 
 
 def test_the_memory_plan_counts_a_state_for_each_sequence(tmp_path: Path) -> None:
     footprint = Footprint([_header(tmp_path)], frozenset())
     one, many = (footprint.needs(Settings(4096, sequences=n)).kv for n in (1, 8))
     assert many - one == 7 * 6 * ONE_STATE
+
+
+def test_a_layer_for_one_more_token_is_not_read(tmp_path: Path) -> None:
+    def weights(**changes: Any) -> int:
+        header = _header(tmp_path, **{"block_count": 2, **changes})
+        return Footprint([header], frozenset()).needs(Settings(4096)).weights
+
+    assert weights() - weights(nextn_predict_layers=1) == 8 * 64 * 2  # blk.1.ffn_up.weight in F16
 
 
 @pytest.mark.parametrize("arch", ["qwen3next", "qwen35", "qwen35moe"])

@@ -11,9 +11,8 @@ from random_checkpoint import PLAIN, make_checkpoint, read_model
 from edgeinfer.api.batch import load_for_batch
 from edgeinfer.api.convert import plan_conversion, run_conversion
 from edgeinfer.api.load import load
-from edgeinfer.gguf_file.describe import kv_nbytes_per_token
+from edgeinfer.gguf_file.describe import kv_nbytes_per_token, recurrent_state_nbytes
 from edgeinfer.gguf_file.header import read_header
-from edgeinfer.gguf_file.recurrent import state_nbytes
 from edgeinfer.options import ConvertOptions, RuntimeOptions, SamplingParams
 from edgeinfer.types import Request, Row
 
@@ -119,14 +118,14 @@ def test_a_sequences_state_is_as_large_as_it_is_said_to_be(path, texts):
         text = texts[-1]
         model.backend.forward([Row(0, text, 0, len(text))])
         nbytes = llama_cpp.llama_state_seq_get_size(model.backend._handle, 0)
-        known = state_nbytes(model.header) + len(text) * kv_nbytes_per_token(model.header)
+        known = recurrent_state_nbytes(model.header) + len(text) * kv_nbytes_per_token(model.header)
     notes = nbytes - known  # positions of cells, types and sizes of rows
     assert 0 < notes < 1000 + 12 * len(text)
 
 
 def test_a_batch_is_as_wide_as_a_quarter_of_the_memory_has_states(path, monkeypatch):
     header = read_header(path)
-    available = header.tensor_nbytes + 4 * 5 * state_nbytes(header) + 100
+    available = header.tensor_nbytes + 4 * 5 * recurrent_state_nbytes(header) + 100
     monkeypatch.setattr("edgeinfer.api.batch.expected_nbytes", lambda: available)
     options = RuntimeOptions(ctx_size=1024)
     with load_for_batch(path, options) as model:

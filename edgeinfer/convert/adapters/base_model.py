@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,12 +29,12 @@ class BaseModel:
         config = Config(folder / "config.json", read_object(folder / "config.json"))
         return cls(config, lookup(config))
 
-    def rules(self) -> Iterator[TensorRule | ConstantRule]:
+    def rules(self) -> list[TensorRule | ConstantRule]:
         """How the tensors of the file are made of its weights."""
         adapted = self.architecture.adapted(self._text({}))
-        return self.architecture.tensors(adapted.config)
+        return list(self.architecture.tensors(adapted.config))
 
-    def named(self, adapter: PeftAdapter) -> dict[str, Delta]:
+    def named(self, adapter: PeftAdapter, rules: Iterable[TensorRule | ConstantRule]) -> dict[str, Delta]:
         """The adapter's deltas by the names that the rules use.
 
         Raises UnusableInputError for weights of other parts than the text model, and for saved weights of another
@@ -48,7 +48,12 @@ class BaseModel:
                 f"{adapter.path}: {len(lost)} adapted weights are no part of the text model: {listed(sorted(lost))}",
                 "train an adapter of the text model alone",
             )
-        return {new: adapter.deltas[old] for new, old in renamed.items()}
+        known = {part.source for rule in rules if isinstance(rule, TensorRule) for part in rule.parts}
+        # Of a model without its head, modules are called `layers`, not `model.layers`.
+        return {
+            new if new in known or f"model.{new}" not in known else f"model.{new}": adapter.deltas[old]
+            for new, old in renamed.items()
+        }
 
     def saved_bases(self, adapter: PeftAdapter) -> dict[str, TensorSpec]:
         """The base's weights that lie beside the adapter's, by the names that the rules use."""

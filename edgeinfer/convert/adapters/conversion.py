@@ -78,8 +78,9 @@ def plan_adapter(adapter: PeftAdapter, base: Path, output: Path | None, options:
     """
     wanted = _wanted(options)
     model = BaseModel.of(base)
-    check_saved_bases(model.saved_bases(adapter), model.rules(), str(adapter.path))
-    pairs = factors(model.rules(), model.named(adapter), str(adapter.path))
+    rules, where = model.rules(), str(adapter.path)
+    check_saved_bases(model.saved_bases(adapter), rules, where)
+    pairs = factors(rules, model.named(adapter, rules), where)
     tensors = tuple(
         sorted((t for pair in pairs for t in _tensors(pair, wanted, options)), key=lambda t: file_order(t.name))
     )

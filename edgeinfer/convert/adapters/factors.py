@@ -138,10 +138,11 @@ def refuse_unknown(names: Collection[str], where: str) -> None:
 
 
 def _factors(rule: TensorRule, deltas: Mapping[str, Delta], alpha: float, where: str) -> Factors:
-    if not rule.name.endswith(".weight") or len(rule.shape) < 2:
+    if not rule.name.endswith(".weight"):
         raise UnusableInputError(f"{where}: {rule.name} is no matrix, so it has no adapter in the file", MERGE_HINT)
-    height = rule.shape[-2]
-    matrices: list[list[_Piece]] = [[] for _ in range(math.prod(rule.shape[:-2]))]
+    shape = rule.shape if len(rule.shape) > 1 else (1, *rule.shape)
+    height = shape[-2]
+    matrices: list[list[_Piece]] = [[] for _ in range(math.prod(shape[:-2]))]
     begin = 0
     for part in rule.parts:
         delta = deltas.get(part.source)
@@ -155,7 +156,7 @@ def _factors(rule: TensorRule, deltas: Mapping[str, Delta], alpha: float, where:
             begin, rows = begin + min(len(rows), height - first), rows[height - first :]
     assert begin == height * len(matrices), f"the rule for {rule.name} gives {begin} rows"
     rank = max(sum({piece.delta.module: piece.delta.rank for piece in pieces}.values()) for pieces in matrices)
-    return Factors(rule.name, rule.shape, tuple(map(tuple, matrices)), rank, alpha)
+    return Factors(rule.name, shape, tuple(map(tuple, matrices)), rank, alpha)
 
 
 def _rows(rule: TensorRule, part: Part, delta: Delta, where: str) -> NDArray[np.int64]:

@@ -96,8 +96,8 @@ def merged(
     model = BaseModel(stated, architecture)
     addends: dict[str, list[_Addend]] = {}
     for adapter, scale in adapters:
-        deltas, where = model.named(adapter), str(adapter.path)
-        rules = list(architecture.tensors(checkpoint.config))
+        rules, where = list(architecture.tensors(checkpoint.config)), str(adapter.path)
+        deltas = model.named(adapter, rules)
         check_saved_bases(model.saved_bases(adapter), rules, where)
         kept = list(adapted_rules(rules, deltas))
         swapped = _swapped(kept, deltas, where)

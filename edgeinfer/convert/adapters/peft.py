@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeinfer.convert.adapters.module_patterns import MAX_NBYTES, ModulePatterns
+from edgeinfer.convert.adapters.module_patterns import MAX_CHARS, ModulePatterns
 from edgeinfer.convert.checkpoint import TensorSpec, read_safetensors_header
 from edgeinfer.convert.json_file import read_object
 from edgeinfer.convert.resolve import FLOAT_TYPES
@@ -48,6 +48,7 @@ _REFUSED = {
 # Of `init_lora_weights`, what leaves the weights of the base as they are. The others take something out of them, and
 # belong to what is left (peft: subtract_mutated_init).
 _INITS = ("true", "false", "gaussian", "eva", "orthogonal", "mica")
+_PREFIX = "base_model.model."
 _WEIGHT = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?:embedding_)?(?P<side>[AB])(?:\.weight)?", re.DOTALL)
 _EMBEDDING = re.compile(r"\.lora_embedding_[AB]$")
 
@@ -160,20 +161,26 @@ class _Scaling:
         self._alpha, self._alphas = settings.get("lora_alpha", 8), self._patterns(settings, "alpha_pattern")
 
     def rank(self, module: str) -> int:
-        rank = self._ranks.get(module, self._rank)
+        rank = self._value(module, self._ranks, self._rank)
         if type(rank) is not int or not 1 <= rank <= MAX_RANK:
             raise UnusableInputError(f"{self._path}: rank {reprlib.repr(rank)} of {module}", "is this file complete?")
         return rank
 
     def alpha(self, module: str) -> float:
         """Divided by the rank it is the scale; rank-stabilized LoRA divides by the root (Kalajdzievski 2023)."""
-        alpha = self._alphas.get(module, self._alpha)
+        alpha = self._value(module, self._alphas, self._alpha)
         if type(alpha) not in (int, float) or not 0 < abs(alpha) < MAX_ALPHA:
             raise UnusableInputError(
                 f"{self._path}: lora_alpha {reprlib.repr(alpha)} of {module}: not a number other than 0",
                 "is this file complete?",
             )
         return float(alpha) * (math.sqrt(self.rank(module)) if self._by_root else 1)
+
+    def _value(self, module: str, patterns: ModulePatterns, default: Any) -> Any:
+        try:
+            return patterns.get(module, default)
+        except ValueError as error:
+            raise UnusableInputError(f"{self._path}: rank_pattern or alpha_pattern: {error}", _MERGE_HINT) from None
 
     def _patterns(self, settings: Mapping[str, Any], key: str) -> ModulePatterns:
         stated = settings.get(key) or {}
@@ -193,10 +200,10 @@ def _pairs(
     saved_bases: dict[str, TensorSpec] = {}
     others = []
     for name, spec in specs.items():
-        if name.startswith("base_model.model.") and name.endswith(".base_layer.weight"):
-            module = name.removeprefix("base_model.model.").removesuffix(".base_layer.weight")
+        if name.startswith(_PREFIX) and name.endswith(".base_layer.weight"):
+            module = name.removeprefix(_PREFIX).removesuffix(".base_layer.weight")
             saved_bases[f"{module}.weight"] = spec
-        elif len(name) <= MAX_NBYTES and (found := _WEIGHT.fullmatch(name)):
+        elif len(name) <= MAX_CHARS + len(_PREFIX) and (found := _WEIGHT.fullmatch(name)):
             pairs.setdefault(found["module"], {})[found["side"]] = spec
         else:
             others.append(name)

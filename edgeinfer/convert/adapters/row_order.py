@@ -26,9 +26,9 @@ def n_rows(part: Part) -> int:
 
 
 def row_order(part: Part) -> NDArray[np.int64] | None:
-    """Which rows of the source become the part's rows, in order; None where the rows don't stay whole."""
+    """Which rows of the source become the part's rows, in order; None where the rows don't stay what they are."""
     length = row_length(part)
-    if length != part.shape[-1]:
+    if length != part.shape[-1] or part.change is not None:
         return None
     if part.transform is None:
         return part.first_row + np.arange(n_rows(part))

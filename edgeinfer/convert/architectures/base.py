@@ -272,16 +272,20 @@ def expert_counts(config: Config) -> dict[str, Any]:
     return {"expert_count": count, "expert_used_count": used}
 
 
-def rope_metadata(config: Config, *, rope_factors: bool = False, partial: bool = False) -> dict[str, Any]:
+def rope_metadata(
+    config: Config, *, rope_factors: bool = False, partial: bool = False, dynamic: bool = False
+) -> dict[str, Any]:
     """Base frequency and scaling of the rotary embedding. Raises UnusableInputError for an unknown scaling.
 
     `rope_factors`: whether llama.cpp reads a tensor of rope divisors for this architecture, as `llama3` scaling needs.
-    `partial`: whether it can leave a part of each head as it is.
+    `partial`: whether it can leave a part of each head as it is. `dynamic`: whether a scaling may be stated that begins
+    where the context length ends.
     """
     rope = config.rope
     kind = rope.get("rope_type")
     if not partial and rope.get("partial_rotary_factor") not in (None, 1):
         raise impossible(config, "'partial_rotary_factor' is not 1, this architecture is known with full rotation")
+    further = [name for name, is_known in (("llama3", rope_factors), ("dynamic", dynamic)) if is_known]
     scaling: dict[str, Any] = {}
     if kind in ("linear", "yarn"):
         scaling = {"rope.scaling.type": kind, "rope.scaling.factor": rope.number("factor")}
@@ -291,8 +295,8 @@ def rope_metadata(config: Config, *, rope_factors: bool = False, partial: bool =
         for source, target in _YARN_NUMBERS.items():
             if rope.get(source) is not None:
                 scaling.setdefault(f"rope.scaling.{target}", rope.number(source))
-    elif kind not in ("default", "linear", *(["llama3"] if rope_factors else [])):
-        known = "default, linear, yarn" + (", llama3" if rope_factors else "")
+    elif kind not in ("default", "linear", *further):
+        known = ", ".join(("default", "linear", "yarn", *further))
         raise UnusableInputError(
             f"{config.path}: unknown rope scaling {reprlib.repr(kind)}", f"this architecture is known with {known}"
         )

@@ -24,10 +24,10 @@ from edgeinfer.convert.config import Config
 from edgeinfer.errors import UnusableInputError
 
 
-def metadata(config: Config, *, rope_factors: bool = True) -> dict[str, Any]:
+def metadata(config: Config, *, rope_factors: bool = True, dynamic: bool = False) -> dict[str, Any]:
     """The keys of every decoder, then what llama.cpp's loader wants of a llama and its relatives."""
     return {
-        **decoder_metadata(config, rope_factors=rope_factors),
+        **decoder_metadata(config, rope_factors=rope_factors, dynamic=dynamic),
         **expert_counts(config),
         "vocab_size": config.vocab_size,
         "rope.dimension_count": head_dim(config),
