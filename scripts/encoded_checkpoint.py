@@ -170,6 +170,16 @@ def _packed(
     return store
 
 
+def _packed_with_gaps(module: str, rows: int, columns: int) -> Stored:
+    """Of 5 bits, as older versions packed them: two bits of each word are left over."""
+    words = {
+        ".weight_packed": _bits(module, (rows, -(-columns // 6)), "<i4"),
+        ".weight_zero_point": _bits(f"{module}.z", (-(-rows // 6), columns // 64), "<i4"),
+    }
+    stored = {suffix: ("I32", values & ((1 << 30) - 1)) for suffix, values in words.items()}
+    return {**_packed(5, 64)(module, rows, columns), **stored}
+
+
 def _group_order(module: str, columns: int, group: int) -> NDArray[np.int32]:
     """Every group as often as any other, in any order."""
     order = np.argsort(_bits(f"{module}.o", (columns,), "<u4"), kind="stable")
@@ -330,6 +340,7 @@ ENCODINGS = {
     "ct-pack4-asym": _ct("pack-quantized", _int(4, 64, symmetric=False), store=_packed(4, 64, zeros=True)),
     "ct-pack4-order": _ct("pack-quantized", _int(4, 64), store=_packed(4, 64, order=True)),
     "ct-pack5-asym": _ct("pack-quantized", _int(5, 64, symmetric=False), store=_packed(5, 64, zeros=True)),
+    "ct-pack5-gaps": _ct("pack-quantized", _int(5, 64, symmetric=False), store=_packed_with_gaps),
     "ct-pack8-channel": _ct("pack-quantized", _int(8), store=_packed(8)),
     "ct-mixed": _ct(
         "mixed-precision", _float(8, "channel"), _int(8, 64, symmetric=False), _int(4, 32), store=_mixed
