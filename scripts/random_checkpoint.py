@@ -54,6 +54,8 @@ class TinyModel:
     """Further JSON files of the checkpoint, by path."""
     needs_newer_transformers: bool
     """Whether the version that llama.cpp's script goes with does not have its class yet."""
+    quiet: tuple[str, ...]
+    """What is in the names of weights that are an eighth as large: where training put the scale of attention."""
     outtype: str
     """Of the script's file, which is then quantized: where weights are computed, BF16 would round them in between."""
 
@@ -71,6 +73,7 @@ def read_model(name: str) -> TinyModel:
         known.get("deviations", {}),
         known.get("beside", {}),
         known.get("transformers") == 5,
+        tuple(known.get("quiet", ())),
         known.get("outtype", "bf16"),
     )
 
@@ -99,7 +102,9 @@ def make_checkpoint(model: TinyModel, variant: str, folder: Path) -> Path:
         target / "tokenizer_config.json",
         {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"},
     )
-    tensors = {_renamed(model, name): _random(name, shape, weight) for name, shape, weight in _shapes(target)}
+    tensors = {checkpoint_name(model, name): _random(name, shape, weight) for name, shape, weight in _shapes(target)}
+    for name in (name for name in tensors if any(part in name for part in model.quiet)):
+        tensors[name] = (tensors[name] - _EIGHTH).astype(np.uint16)
     tensors |= {name: _random(name, shape, "") for name, shape in model.extra_tensors.items()}
     folders: dict[str, list[TensorSource]] = {}
     for name, bits in tensors.items():  # what follows the model lies in directories of its own
@@ -114,7 +119,8 @@ def _source(name: str, bits: NDArray[np.uint16] | NDArray[np.uint8]) -> TensorSo
     return TensorSource(name, bits.shape, lambda: [bits], {2: "BF16", 1: "U8"}[bits.itemsize])
 
 
-def _renamed(model: TinyModel, name: str) -> str:
+def checkpoint_name(model: TinyModel, name: str) -> str:
+    """What the checkpoint calls a tensor of our rules."""
     ours, theirs = next((p for p in model.prefixes.items() if name.startswith(p[0])), ("", ""))
     return theirs + name.removeprefix(ours)
 
@@ -151,6 +157,8 @@ def _kind(rule: TensorRule) -> str:
 
 # The magnitudes: 2^LEAST to 2^(LEAST + 4). Matrices then neither swell nor shrink what passes through them.
 _LEAST_EXPONENT = -7
+_EIGHTH = np.uint16(3 << 7)
+"""Taken from the bits of a BF16 number: three from its exponent."""
 
 
 def _random(name: str, shape: Any, kind: str) -> NDArray[np.uint16] | NDArray[np.uint8]:

@@ -16,10 +16,13 @@ from edgeinfer.api.embed import open_encoder
 from edgeinfer.api.files import checked_header, read_text
 from edgeinfer.api.imatrix import imatrix
 from edgeinfer.api.load import load
-from edgeinfer.api.source import locate
+from edgeinfer.api.source import locate, locate_base
 from edgeinfer.api.vocabulary import open_vocabulary
+from edgeinfer.convert.adapters.conversion import plan_adapter, verify_adapter
+from edgeinfer.convert.adapters.peft import is_adapter, open_adapter
 from edgeinfer.convert.imatrix import ExpectedMatrix
 from edgeinfer.convert.pipeline import Planned, check_target, execute, prepare
+from edgeinfer.convert.verify import verify
 from edgeinfer.errors import CheckFailedError, UsageError
 from edgeinfer.native.devices import default_threads, peak_rss_bytes
 from edgeinfer.native.quantize import GGMLQuantizer
@@ -67,6 +70,11 @@ def plan_conversion(
     """
     target = Path(output) if output is not None else None
     located = locate(source, target, options)
+    if is_adapter(located.path):
+        adapter = open_adapter(located.path)
+        return plan_adapter(adapter, locate_base(adapter, options.base), target, options)
+    if options.base is not None:
+        raise UsageError(f"--base has no effect: {source} is no adapter", "drop it")
     planned = prepare(located.path, target, options, open_vocabulary, repository=located.repository)
     if options.calibrate is not None:
         _check_calibration(planned, Path(options.calibrate))
@@ -81,11 +89,12 @@ def run_conversion(
     """Carry out a planned conversion; `progress` is told the input bytes just done and their total."""
     if options.calibrate is not None:
         return _run_calibrated(planned, options, Path(options.calibrate), progress)
+    quantizer = GGMLQuantizer()
     seconds = execute(
         planned,
         options,
-        GGMLQuantizer(),
-        _open_encoder if planned.plan.is_encoder else _open_decoder,
+        quantizer,
+        lambda path: _verify(path, planned, quantizer),
         options.threads or default_threads(),
         progress,
     )
@@ -107,6 +116,14 @@ def run_conversion(
         peak_rss_bytes=peak_rss_bytes(),
         verified=options.verify,
     )
+
+
+def _verify(path: Path, planned: Planned, quantizer: GGMLQuantizer) -> None:
+    if planned.plan.is_adapter:
+        verify_adapter(path, planned.plan, quantizer)
+        return
+    opener = _open_encoder if planned.plan.is_encoder else _open_decoder
+    verify(path, planned.plan, planned.tokenizer, quantizer, opener)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +171,11 @@ def _run_calibrated(
     with tempfile.TemporaryDirectory(prefix=".edgeinfer-", dir=planned.output.parent) as folder:
         model, matrix = Path(folder, "q8_0.gguf"), Path(folder, ExpectedMatrix(text).name)
         plain = ConvertOptions(
-            type="Q8_0", allow_requantize=options.allow_requantize, threads=options.threads, verify=False
+            type="Q8_0",
+            lora=options.lora,
+            allow_requantize=options.allow_requantize,
+            threads=options.threads,
+            verify=False,
         )
         run_conversion(_planned_as(planned, model, plain), plain)
         imatrix(model, text, matrix, threads=options.threads)
@@ -170,6 +191,8 @@ def _planned_as(planned: Planned, output: Path, options: ConvertOptions) -> Plan
 
 def convert(source: str | Path, output: str | Path | None = None, options: ConvertOptions = _DEFAULTS) -> Converted:
     """Quantize `source` into a GGUF file: a Hugging Face checkpoint (directory or Hub id) or another GGUF file.
+
+    A PEFT adapter becomes a GGUF adapter, for `RuntimeOptions.lora`.
 
     `output` defaults to `NAME-TYPE.gguf` in the current directory; it appears only when it is complete and checked.
     Raises UsageError, NotFoundError, UnusableInputError (a broken or unknown source), ResourceError (no space, not

@@ -13,7 +13,7 @@ from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.file_types import FileType, file_type, tensor_type
 from edgeinfer.convert.imatrix import ExpectedMatrix, ImportanceMatrix
 from edgeinfer.convert.metadata import general_metadata
-from edgeinfer.convert.mixture import Overrides, assign, may_quantize, requires_imatrix
+from edgeinfer.convert.mixture import Overrides, assign, may_be_half, may_quantize, requires_imatrix
 from edgeinfer.convert.mixture_rules import ModelFacts, category
 from edgeinfer.convert.resolve import TensorPlan, resolve
 from edgeinfer.convert.split import OutputFile, share_out
@@ -62,6 +62,11 @@ class ConvertPlan:
         """Whether the model makes vectors or scores of texts, rather than further text."""
         causal, pooling = (self.metadata.get(f"{self.architecture}.{k}") for k in ("attention.causal", "pooling_type"))
         return causal is False or bool(pooling)
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether the file adds to a model, rather than being one."""
+        return self.metadata.get("general.type") == "adapter"
 
     @property
     def bits_per_weight_without_fallbacks(self) -> float:
@@ -213,7 +218,7 @@ def _facts(architecture: Architecture, hyperparameters: Mapping[str, Any]) -> Mo
 
 def _float_type(tensor: TensorPlan, wanted: FileType) -> GGMLType:
     """The type of a tensor that isn't quantized: F32 for vectors and norms, else the asked or the checkpoint's own."""
-    if len(tensor.shape) < 2 or not may_quantize(tensor.name, tensor.shape):
+    if len(tensor.shape) < 2 or not (may_quantize(tensor.name, tensor.shape) or may_be_half(tensor.name)):
         return GGMLType.F32
     return tensor.parts[0].type if wanted.default.is_quantized else wanted.default
 
