@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from checkpoint_tokenizer import write_json
 from numpy.typing import NDArray
 from random_checkpoint import PLAIN, make_checkpoint, read_model
 from safetensors_writer import TensorSource, to_bf16, write_weights
@@ -51,9 +52,14 @@ class Encoding:
 def make_encoded(name: str, folder: Path) -> Path:
     """Write the checkpoint `folder/NAME` and return that path."""
     plain = make_checkpoint(replace(read_model("llama"), name=name, config=CONFIG), PLAIN, folder)
-    encoding = ENCODINGS[name]
+    encode(plain, ENCODINGS[name])
+    return plain.rename(folder / name)
+
+
+def encode(checkpoint: Path, encoding: Encoding) -> None:
+    """Store the layers' matrices of a checkpoint in BF16 otherwise."""
     tensors: dict[str, tuple[str, NDArray[Any]]] = {}
-    for key, spec in read_safetensors_header(plain / "model.safetensors").items():
+    for key, spec in read_safetensors_header(checkpoint / "model.safetensors").items():
         module = key.removesuffix(".weight")
         if module.endswith("_proj"):
             rows, columns = spec.shape
@@ -61,9 +67,9 @@ def make_encoded(name: str, folder: Path) -> Path:
         else:
             bits = np.fromfile(spec.path, np.uint16, spec.n_elements, offset=spec.offset)
             tensors[key] = (spec.dtype, bits.reshape(spec.shape))
-    write_tensors(plain, tensors)
-    (plain / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": encoding.config}), "utf-8")
-    return plain.rename(folder / name)
+    write_tensors(checkpoint, tensors)
+    config = json.loads((checkpoint / "config.json").read_text("utf-8"))
+    write_json(checkpoint / "config.json", {**config, "quantization_config": encoding.config})
 
 
 def write_tensors(folder: Path, tensors: dict[str, tuple[str, NDArray[Any]]]) -> None:
