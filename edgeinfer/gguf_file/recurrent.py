@@ -42,8 +42,7 @@ def attends(header: Header, layer: int) -> bool:
         if isinstance(stated, np.ndarray):
             return not (layer < stated.size and stated[layer])
         interval = _count(header, "full_attention_interval", _INTERVALS[architecture])
-        is_last = layer >= _count(header, "block_count") - _count(header, "nextn_predict_layers")
-        return is_last or not interval or (layer + 1) % interval == 0
+        return not interval or (layer + 1) % interval == 0
     return bool(_of_layer(header, "attention.head_count_kv", layer, 1))
 
 
