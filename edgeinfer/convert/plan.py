@@ -12,6 +12,7 @@ from edgeinfer.convert.architectures.base import Architecture
 from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.file_types import FileType, file_type, tensor_type
 from edgeinfer.convert.imatrix import ExpectedMatrix, ImportanceMatrix
+from edgeinfer.convert.kept_nvfp4 import with_factors
 from edgeinfer.convert.metadata import general_metadata
 from edgeinfer.convert.mixture import Overrides, assign, may_be_half, may_quantize, requires_imatrix
 from edgeinfer.convert.mixture_rules import ModelFacts, category
@@ -118,6 +119,7 @@ def build(
     draft = [replace(t, type=_float_type(t, wanted)) for t in draft]
     matrix = expected_matrix(options, matrix)
     tensors = choose_types(draft, wanted, _facts(architecture, hyperparameters), options, matrix)
+    tensors = with_factors(architecture.name, tensors)
     general = general_metadata(checkpoint, tensors)
     metadata = {
         "general.architecture": architecture.name,
