@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.api.embed import load_encoder
-from edgeinfer.api.files import read_text
+from edgeinfer.api.embed import open_encoder
+from edgeinfer.api.files import checked_header, read_text
 from edgeinfer.api.imatrix import imatrix
 from edgeinfer.api.load import load
 from edgeinfer.api.source import locate, locate_base
@@ -149,7 +149,7 @@ def _open_decoder(path: Path) -> Iterator[_Opened]:
 
 @contextmanager
 def _open_encoder(path: Path) -> Iterator[_Opened]:
-    with load_encoder(path, _VERIFY_OPTIONS) as model:
+    with open_encoder(checked_header(path), _VERIFY_OPTIONS) as model:
         yield _Opened(model.vocabulary, model.embed_tokens)
 
 

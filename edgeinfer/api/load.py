@@ -16,6 +16,8 @@ from edgeinfer.api.draft_plan import DraftPlan
 from edgeinfer.api.files import checked_header, resolve
 from edgeinfer.api.memory import plan_run
 from edgeinfer.api.vocabulary import begin_vocabulary
+from edgeinfer.errors import UnusableInputError
+from edgeinfer.gguf_file.describe import is_encoder
 from edgeinfer.native import library
 from edgeinfer.native.context import check_sequences
 from edgeinfer.native.model import NativeModel
@@ -51,6 +53,11 @@ def load(
     library.set_verbose(verbose)
     check_sequences(max_sequences)
     header = checked_header(resolve(model))
+    if is_encoder(header):
+        raise UnusableInputError(
+            f"{header.path}: an encoder, which writes no text",
+            "use a text generation model, or `edgeinfer.load_encoder`",
+        )
     options = options or RuntimeOptions()
     adapters = open_adapters(header, options.lora) if options.lora else ()
     draft = DraftPlan.of(header, options)

@@ -64,6 +64,7 @@ def plan_run(
         machine,
         default_ctx_size=default_ctx_size,
         logit_rows=_logit_rows(options, max_sequences),
+        sequences=max_sequences,
         draft=drafting,
     )
 

@@ -75,6 +75,12 @@ _NEVER_QUANTIZED = (
 )  # fmt: skip
 
 
+_EITHER_PRECISION = (
+    "altup_proj.weight", "altup_unembd_proj.weight", "altup_router.weight", "laurel_l.weight", "laurel_r.weight",
+    "per_layer_model_proj.weight",
+)  # fmt: skip
+
+
 def may_quantize(name: str, shape: tuple[int, ...]) -> bool:
     """Whether llama.cpp quantizes this tensor at all: weights of two dimensions and up, bar small or touchy ones."""
     if len(shape) < 2 or not name.endswith("weight"):
@@ -82,6 +88,11 @@ def may_quantize(name: str, shape: tuple[int, ...]) -> bool:
     if name in ("position_embd.weight", "token_types.weight"):
         return False
     return not any(part in name for part in _NEVER_QUANTIZED)
+
+
+def may_be_half(name: str) -> bool:
+    """Whether a tensor of two dimensions that is never quantized stays in half precision all the same."""
+    return any(part in name for part in _EITHER_PRECISION)
 
 
 def requires_imatrix(name: str, choice: GGMLType, file_type: FileType) -> bool:

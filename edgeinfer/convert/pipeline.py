@@ -84,6 +84,7 @@ def prepare(
         adapters = open_adapters(options.lora)
         inputs = _files_of(checkpoint).union(*(adapter.files for adapter, _ in adapters))
         checkpoint = architecture.adapted(text_model(decoded(checkpoint), architecture))
+        inputs |= _files_of(checkpoint)  # it may have more parts than there seemed to be
         if adapters:
             checkpoint = merged(checkpoint, architecture, adapters, stated)
         tokenizer = load_tokenizer(checkpoint, options.pre)
