@@ -105,7 +105,7 @@ def _wanted(options: ConvertOptions) -> FileType:
     for name in _OF_MODELS:
         if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')} has no effect on an adapter", "drop it")
-    wanted = file_type(options.type or DEFAULT_TYPE)
+    wanted = file_type(DEFAULT_TYPE if options.type is None else options.type)
     if wanted.name not in TYPES:
         raise UsageError(f"an adapter cannot be {wanted.name}", f"choose one of {', '.join(TYPES)}")
     return wanted
