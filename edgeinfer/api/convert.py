@@ -72,7 +72,8 @@ def plan_conversion(
     located = locate(source, target, options)
     if is_adapter(located.path):
         adapter = open_adapter(located.path)
-        return plan_adapter(adapter, locate_base(adapter, options.base), target, options)
+        base = locate_base(adapter, options.base)
+        return plan_adapter(adapter, base, target, options, repository=located.repository)
     if options.base is not None:
         raise UsageError(f"--base has no effect: {source} is no adapter", "drop it")
     planned = prepare(located.path, target, options, open_vocabulary, repository=located.repository)

@@ -69,7 +69,7 @@ TENSOR_TYPES = (
 
 def file_type(name: str | None) -> FileType:
     """Look up a file type by name, any case; UsageError with the list when there is none. None is the default."""
-    upper = (name or DEFAULT).upper()
+    upper = (DEFAULT if name is None else name).upper()
     found = FILE_TYPES.get(ALIASES.get(upper, upper))
     if found is None:
         similar = get_close_matches(upper, FILE_TYPES, n=1)
