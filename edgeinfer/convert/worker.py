@@ -68,18 +68,25 @@ class Worker:
 
     def do(self, slab: Slab) -> None:
         """Write what becomes of a slab; raises what `stream.write` says."""
-        is_kept = slab.tensor.type == slab.part.type and not slab.tensor.add
-        rows = self._blocks(slab, is_kept) if slab.part.scales else self._numbers(slab, is_kept)
-        if is_kept:
-            write_at(slab.output, np.ascontiguousarray(rows), slab.out_offset)
+        if slab.tensor.type == slab.part.type and not slab.tensor.add:
+            write_at(slab.output, np.ascontiguousarray(self._read_rows(slab, is_kept=True)), slab.out_offset)
             return
-        if slab.tensor.add:
-            rows += np.float32(slab.tensor.add)
+        rows = self.rows(slab)
         _check_range(slab, rows)
         out = self._out = _at_least(self._out, slab.out_nbytes)
         out = out[: slab.out_nbytes]
         self._quantize(slab, rows, out)
         write_at(slab.output, out, slab.out_offset)
+
+    def rows(self, slab: Slab) -> NDArray[np.float32]:
+        """The slab's rows of the tensor, shape `(rows, row length)`, until the next call; raises as `do` does."""
+        rows: NDArray[np.float32] = self._read_rows(slab, is_kept=False)
+        if slab.tensor.add:
+            rows += np.float32(slab.tensor.add)
+        return rows
+
+    def _read_rows(self, slab: Slab, *, is_kept: bool) -> NDArray[Any]:
+        return self._blocks(slab, is_kept) if slab.part.scales else self._numbers(slab, is_kept)
 
     def _quantize(self, slab: Slab, rows: NDArray[np.float32], out: NDArray[np.uint8]) -> None:
         tensor, importance = slab.tensor, slab.tensor.importance
@@ -202,7 +209,7 @@ def _check_scales(slab: Slab, scales: NDArray[np.uint8]) -> None:
 
 def _check_range(slab: Slab, rows: NDArray[np.float32]) -> None:
     kind = slab.tensor.type
-    limit = _MAX_F16 if kind is GGMLType.F16 else _MAX_ON_GRID if kind.name.startswith("IQ") else np.inf
+    limit = _limit(kind)
     largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0))) if limit < np.inf else 0
     if largest > limit:
         row = int((np.abs(rows) > limit).any(axis=1).argmax())
@@ -211,6 +218,15 @@ def _check_range(slab: Slab, rows: NDArray[np.float32]) -> None:
             f"{kind.name}",
             "use -t BF16",
         )
+
+
+def fits_range(kind: GGMLType, largest: float) -> bool:
+    """Whether values of at most this magnitude can become this type."""
+    return largest <= _limit(kind)
+
+
+def _limit(kind: GGMLType) -> float:
+    return _MAX_F16 if kind is GGMLType.F16 else _MAX_ON_GRID if kind.name.startswith("IQ") else np.inf
 
 
 def _read_at(descriptor: int, view: memoryview, offset: int) -> None:
