@@ -45,6 +45,8 @@ CMAKE_OPTIONS = (
 )
 # What convert_hf_to_gguf.py imports, at the version of transformers that its own requirements pin.
 CONVERT_REQUIREMENTS = ("torch==2.13.0", "transformers==4.57.6", "sentencepiece", "protobuf", "safetensors")
+# For the logits of models that came after that version. torch is shared, it is most of the size.
+NEWER_REQUIREMENTS = ("transformers==5.24.0",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,11 @@ class Peers:
         """The interpreter that runs `convert_script`."""
         return self.folder / "venv" / "bin" / "python"
 
+    @property
+    def newer_python(self) -> Path:
+        """The interpreter with the newer transformers, for reference logits only."""
+        return self.folder / "venv-newer" / "bin" / "python"
+
     def tool(self, name: str) -> Path:
         """One of TOOLS."""
         return self.folder / "build" / "bin" / name
@@ -88,9 +95,10 @@ def reference() -> Peers:
     peers.folder.mkdir(parents=True, exist_ok=True)
     if not peers.source.is_dir():
         _fetch_source(peers, version)
-    if not (installed := peers.folder / "venv" / ".installed").exists():
-        _make_venv(peers)
-        installed.touch()
+    for python, make in ((peers.python, _make_venv), (peers.newer_python, _make_newer_venv)):
+        if not (installed := python.parent.parent / ".installed").exists():
+            make(peers)
+            installed.touch()
     return peers
 
 
@@ -127,9 +135,24 @@ def _build_tools(peers: Peers) -> None:
 
 def _make_venv(peers: Peers) -> None:
     console.note("making the environment of convert_hf_to_gguf.py (torch, transformers)")
-    _call([sys.executable, "-m", "venv", "--clear", str(peers.folder / "venv")])
-    pip = [str(peers.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    _call([*pip, *CONVERT_REQUIREMENTS, str(peers.source / "gguf-py")])
+    _install(peers.python, *CONVERT_REQUIREMENTS, str(peers.source / "gguf-py"))
+
+
+def _make_newer_venv(peers: Peers) -> None:
+    console.note("making the environment of the newer transformers")
+    _install(peers.newer_python, *NEWER_REQUIREMENTS)
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    ours, torchs = (
+        Path(subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip())
+        for python in (peers.newer_python, peers.python)
+    )
+    (ours / "torch-of-the-other.pth").write_text(f"{torchs}\n", "utf-8")
+
+
+def _install(python: Path, *requirements: str) -> None:
+    """Make the virtual environment of `python` anew, with `requirements`."""
+    _call([sys.executable, "-m", "venv", "--clear", str(python.parent.parent)])
+    _call([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements])
 
 
 def _call(command: list[str]) -> None:

@@ -3,8 +3,8 @@
 For each variant of each model: `convert_hf_to_gguf.py --outtype bf16`, then `llama_model_quantize` of the installed
 library to a handful of types, and its dry run to all of them. Kept are a hash of all tensors with their data, a hash of
 the types alone (null where they need an importance matrix), the metadata, and transformers' logits at a few positions.
-`--update` writes the golden data anew. Needs the environment of the peers (scripts/build_peers.py), which is made the
-first time.
+`--update` writes the golden data anew. Needs the environments of the peers (scripts/build_peers.py), which are made the
+first time. Two models are worked on at a time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -44,44 +46,55 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="MODEL", help="only these models")
     parser.add_argument("--update", action="store_true", help="write the golden data anew")
     arguments = parser.parse_args()
+    names = arguments.names or model_names()
     peers = build_peers.reference()
     changed = []
-    for name in arguments.names or model_names():
-        model = read_model(name)
-        with tempfile.TemporaryDirectory() as scratch:
-            found = _reference(model, Path(scratch), peers)
-        path = GOLDEN / f"{name}.json"
-        if arguments.update:
-            path.write_text(_encode(found), "utf-8")
-        elif not _agrees(found, path):
-            changed.append(name)
-        print(name, "changed" if name in changed else "written" if arguments.update else "as committed")
+    # Processes, because what the library logs is one setting for the whole of one.
+    with ProcessPoolExecutor(2) as pool:
+        for name, found in zip(names, pool.map(_asked, names, repeat(peers)), strict=True):
+            path = GOLDEN / f"{name}.json"
+            if arguments.update:
+                path.write_text(_encode(found), "utf-8")
+            elif not _agrees(found, path):
+                changed.append(name)
+            print(name, "changed" if name in changed else "written" if arguments.update else "as committed")
     if changed:
         raise CheckFailedError(f"the references no longer give {GOLDEN.name} of {', '.join(changed)}", "see --update")
+
+
+def _asked(name: str, peers: build_peers.Peers) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as scratch:
+        return _reference(read_model(name), Path(scratch), peers)
 
 
 def _reference(model: TinyModel, scratch: Path, peers: build_peers.Peers) -> dict[str, Any]:
     checkpoints = {variant: make_checkpoint(model, variant, scratch) for variant in model.variants}
     converted = {variant: scratch / f"{variant}.gguf" for variant in checkpoints}
-    tokens, logits = prompt(model), scratch / "logits.npy"
-    job = {
+    logits = scratch / "logits.npy"
+    conversion = {
         "script": str(peers.convert_script),
         "conversions": [[str(checkpoints[v]), str(converted[v])] for v in checkpoints],
-        "checkpoint": str(checkpoints[PLAIN]),
-        "tokens": tokens.tolist(),
-        "logits": str(logits),
     }
-    (scratch / "job.json").write_text(json.dumps(job), "utf-8")
-    script = Path(__file__).with_name("conformance_reference.py")
-    done = subprocess.run([peers.python, script, scratch / "job.json"], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ResourceError(f"{model.name}: the references failed", done.stderr.strip()[-2000:])
+    forward = {"checkpoint": str(checkpoints[PLAIN]), "tokens": prompt(model).tolist(), "logits": str(logits)}
+    if model.needs_newer_transformers:
+        _run_reference(model, scratch, peers.python, conversion)
+        _run_reference(model, scratch, peers.newer_python, forward)
+    else:
+        _run_reference(model, scratch, peers.python, conversion | forward)
     rows = np.load(logits)
     positions = POSITIONS if len(rows) > 1 else range(len(rows))  # an encoder has one row, or none to compare with
     return {
         "variants": {variant: _quantized(path) for variant, path in converted.items()},
         "logits": {str(position): [round(float(x), 5) for x in rows[position]] for position in positions},
     }
+
+
+def _run_reference(model: TinyModel, scratch: Path, python: Path, job: dict[str, Any]) -> None:
+    (scratch / "job.json").write_text(json.dumps(job), "utf-8")
+    script = Path(__file__).with_name("conformance_reference.py")
+    done = subprocess.run([python, script, scratch / "job.json"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ResourceError(f"{model.name}: the references failed", done.stderr.strip()[-2000:])
 
 
 def _quantized(intermediate: Path) -> dict[str, Any]:

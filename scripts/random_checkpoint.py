@@ -24,6 +24,7 @@ from toolbox import REPOSITORY
 from edgeinfer.convert.architectures import lookup
 from edgeinfer.convert.architectures.base import Part, TensorRule
 from edgeinfer.convert.config import Config
+from edgeinfer.convert.encodings.mxfp4 import BLOCK_LENGTH, PACKED_NBYTES
 
 FOLDER = REPOSITORY / "tests" / "conformance"
 PLAIN = "plain"
@@ -48,6 +49,10 @@ class TinyModel:
     """The largest difference allowed between our logits and transformers'."""
     deviations: dict[str, str]
     """Metadata that we write differently, with the reason."""
+    beside: dict[str, Any]
+    """Further JSON files of the checkpoint, by path."""
+    needs_newer_transformers: bool
+    """Whether the version that llama.cpp's script goes with does not have its class yet."""
 
 
 def read_model(name: str) -> TinyModel:
@@ -61,6 +66,8 @@ def read_model(name: str) -> TinyModel:
         known.get("extra_tensors", {}),
         known.get("tolerance", 1e-3),
         known.get("deviations", {}),
+        known.get("beside", {}),
+        known.get("transformers") == 5,
     )
 
 
@@ -80,6 +87,9 @@ def make_checkpoint(model: TinyModel, variant: str, folder: Path) -> Path:
     target = folder / f"{model.name}-{variant}"
     target.mkdir(parents=True)
     write_json(target / "config.json", model.config | model.variants[variant])
+    for name, content in model.beside.items():
+        (target / name).parent.mkdir(exist_ok=True)
+        write_json(target / name, content)
     shutil.copyfile(FOLDER / "tokenizer.json", target / "tokenizer.json")
     write_json(
         target / "tokenizer_config.json",
@@ -87,13 +97,15 @@ def make_checkpoint(model: TinyModel, variant: str, folder: Path) -> Path:
     )
     tensors = {_renamed(model, name): _random(name, shape, weight) for name, shape, weight in _shapes(target)}
     tensors |= {name: _random(name, shape, "") for name, shape in model.extra_tensors.items()}
-    dtypes = {2: "BF16", 1: "U8"}
-    sources = [
-        TensorSource(name, bits.shape, lambda bits=bits: [bits], dtypes[bits.itemsize])
-        for name, bits in tensors.items()
-    ]
-    write_weights(target, sources, 1 << 30)
+    # What follows the model lies in directories of its own.
+    for folder in sorted({name.rpartition("/")[0] for name in tensors}):
+        inside = {name: bits for name, bits in tensors.items() if name.rpartition("/")[0] == folder}
+        write_weights(target / folder, [_source(name.rpartition("/")[2], bits) for name, bits in inside.items()], 1 << 30)
     return target
+
+
+def _source(name: str, bits: NDArray[np.uint16] | NDArray[np.uint8]) -> TensorSource:
+    return TensorSource(name, bits.shape, lambda: [bits], {2: "BF16", 1: "U8"}[bits.itemsize])
 
 
 def _renamed(model: TinyModel, name: str) -> str:
@@ -106,19 +118,26 @@ def _shapes(target: Path) -> list[tuple[str, tuple[int, ...], str]]:
     config = Config(target / "config.json", json.loads((target / "config.json").read_text("utf-8")))
     architecture = lookup(config)
     rules = architecture.tensors(config.text_model().with_defaults(architecture.defaults))
+    is_packed = config.quantization_method == "mxfp4"
     found = {
-        source: (source, shape, _kind(rule, part, source))
+        name: (name, shape, kind)
         for rule in rules
         if isinstance(rule, TensorRule) and not rule.optional
         for part in rule.parts
-        for source, shape in part.sources.items()
+        for name, shape, kind in _stored(rule, part, is_packed and rule.name.endswith("_exps.weight"))
     }
     return list(found.values())
 
 
-def _kind(rule: TensorRule, part: Part, source: str) -> str:
-    if part.scales:
-        return "scales" if source == part.scales else "packed"
+def _stored(rule: TensorRule, part: Part, is_packed: bool) -> list[tuple[str, tuple[int, ...], str]]:
+    if not is_packed:
+        return [(part.source, part.shape, _kind(rule))]
+    blocks = (*part.shape[:-1], part.shape[-1] // BLOCK_LENGTH)
+    packed = (f"{part.source}_blocks", (*blocks, PACKED_NBYTES), "packed")
+    return [packed, (f"{part.source}_scales", blocks, "scales")]
+
+
+def _kind(rule: TensorRule) -> str:
     if not rule.name.endswith("norm.weight"):
         return ""
     return "norm around 0" if rule.add else "norm around 1"

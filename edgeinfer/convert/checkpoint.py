@@ -13,7 +13,10 @@ import reprlib
 import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgeinfer.convert.config import Config
 from edgeinfer.convert.json_file import check_regular, parse_object, read_object
@@ -41,11 +44,64 @@ class TensorSpec:
     offset: int
     """Bytes from the start of `path`."""
     nbytes: int
+    encoding: Encoding | None = None
+    """How the tensor is made of several stored ones; its rows are F32 then, and `offset` says nothing."""
+
+    @property
+    def n_elements(self) -> int:
+        """The product of the shape."""
+        return math.prod(self.shape)
+
+    @property
+    def stored(self) -> tuple[TensorSpec, ...]:
+        """The tensors of the files that it is made of: itself, or those of its encoding."""
+        return self.encoding.stored if self.encoding else (self,)
 
     def row_nbytes(self, length: int) -> int:
         """Bytes of `length` elements."""
         plain = DTYPE_NBYTES.get(self.dtype)
         return GGMLType[self.dtype].row_nbytes(length) if plain is None else plain * length
+
+
+class Reader(Protocol):
+    """What an encoding reads with. The arrays it gives are bytes in buffers that serve again for the next slab."""
+
+    def read(self, spec: TensorSpec, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """Bytes `[offset, offset + nbytes)` of a stored tensor."""
+
+    def columns(self, spec: TensorSpec, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """Bytes `[offset, offset + nbytes)` of every row of a stored tensor, shape `(its rows, nbytes)`."""
+
+    def floats(self, spec: TensorSpec, row0: int, out: NDArray[np.float32]) -> None:
+        """Fill `out`, shape `(n, row length)`, with rows `[row0, row0 + n)` of floats, stored or encoded."""
+
+
+class Encoding(Protocol):
+    """How one logical tensor lies in several stored ones. Rows are those of the logical shape, flattened to a matrix.
+
+    Shapes and types of the stored tensors have been checked when there is an encoding. Both methods raise
+    UnusableInputError for contents that cannot be; whether what `dequantize` gives is finite is checked by its caller.
+    """
+
+    @property
+    def stored(self) -> tuple[TensorSpec, ...]:
+        """The stored tensors, the largest first."""
+
+    @property
+    def type(self) -> GGMLType:
+        """The type whose blocks can hold the rows without loss; F32 when only floats can."""
+
+    def dequantize(self, reader: Reader, row0: int, out: NDArray[np.float32]) -> None:
+        """Fill `out`, shape `(n, row length)`, with rows `[row0, row0 + n)`."""
+
+    def repack(self, reader: Reader, row0: int, n_rows: int) -> NDArray[np.uint8]:
+        """Rows `[row0, row0 + n_rows)` as blocks of `type`, shape `(n_rows, bytes of a row)`. Never asked of F32."""
+
+
+def encoded(name: str, shape: tuple[int, ...], encoding: Encoding) -> TensorSpec:
+    """The logical tensor that `encoding` makes; its bytes are those of all that is stored."""
+    stored = encoding.stored
+    return TensorSpec(name, shape, "F32", stored[0].path, 0, sum(spec.nbytes for spec in stored), encoding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +143,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if not os.path.lexists(path / "config.json"):
         raise UnusableInputError(f"{path}: not a Hugging Face checkpoint (no config.json)", "is the download complete?")
     config = Config(path / "config.json", read_object(path / "config.json"))
-    method = config.quantization_method
-    if method not in (None, "mxfp4"):  # MXFP4 is a format of numbers that GGUF has too
-        raise UnusableInputError(
-            f"{path}: the weights are quantized already ({method})", "convert the checkpoint that it was made from"
-        )
     if os.path.lexists(path / INDEX_NAME):
         return Checkpoint(path, config, _tensors_by_index(path))
     return Checkpoint(path, config, _tensors_of_files(path))

@@ -40,8 +40,8 @@ class Config:
 
     @property
     def is_multimodal(self) -> bool:
-        """Whether the text model is one part among others."""
-        return isinstance(self.values.get("text_config"), dict)
+        """Whether the text model is one part among others; older configs have no section for it."""
+        return any(isinstance(self.values.get(key), dict) for key in ("text_config", "vision_config"))
 
     def get(self, key: str) -> Any:
         """The raw value, its default, or None."""
@@ -113,7 +113,8 @@ class Config:
         kind = section.get("rope_type") or section.get("type") or "default"
         if not isinstance(kind, str):
             raise self._bad("rope_type", "a name", kind)
-        section["rope_type"] = kind.lower()
+        # Positions of several kinds, which are all the same for text, turn in the ordinary way.
+        section["rope_type"] = "default" if kind == "mrope" else kind.lower()
         for key in ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor"):
             if section.get(key) is None:
                 section[key] = self.get(key)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from edgeinfer.convert.architectures import lookup
 from edgeinfer.convert.checkpoint import Checkpoint, open_checkpoint
+from edgeinfer.convert.encodings import decoded
 from edgeinfer.convert.file_types import FILE_TYPES, file_type
 from edgeinfer.convert.gguf_source import build_from_gguf, open_gguf
 from edgeinfer.convert.imatrix import load_imatrix
@@ -80,7 +81,7 @@ def prepare(
         checkpoint = replace(open_checkpoint(source), repository=repository)
         architecture = lookup(checkpoint.config)
         inputs = _files_of(checkpoint)
-        checkpoint = architecture.adapted(text_model(checkpoint, architecture))
+        checkpoint = architecture.adapted(text_model(decoded(checkpoint), architecture))
         tokenizer = load_tokenizer(checkpoint, options.pre)
         plan = build(checkpoint, architecture, tokenizer.metadata, options, matrix)
         settled = settle(plan.metadata, tokenizer, open_vocabulary)

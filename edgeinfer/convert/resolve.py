@@ -6,9 +6,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgeinfer.convert.architectures.base import ConstantRule, Part, RowTransform, TensorRule
+from edgeinfer.convert.architectures.base import ConstantRule, Elementwise, Part, RowTransform, TensorRule
 from edgeinfer.convert.checkpoint import Checkpoint, TensorSpec
-from edgeinfer.convert.mxfp4 import BLOCK_LENGTH
 from edgeinfer.errors import UnusableInputError, listed
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.types import Importance
@@ -26,23 +25,24 @@ class PartPlan:
     row_length: int
     """Elements of a row; a vector is a column."""
     transform: RowTransform | None
-    scales: TensorSpec | None = None
-    """Of MXFP4 blocks, whose packed bytes `spec` has."""
+    change: Elementwise | None = None
 
     @property
     def type(self) -> GGMLType:
-        """The type that the elements have already."""
-        return GGMLType.MXFP4 if self.scales else GGMLType[self.spec.dtype]
+        """The type that the elements have already, or can have without loss."""
+        stored = self.spec.encoding.type if self.spec.encoding else GGMLType[self.spec.dtype]
+        is_cut = self.spec.encoding and self.transform and not self.transform.keeps_rows(self.row_length)
+        return GGMLType.F32 if is_cut else stored
 
-    @property
-    def row_nbytes(self) -> int:
-        """Bytes of input of a row, the scales too."""
-        return self.type.row_nbytes(self.row_length)
+    def input_nbytes(self, row0: int, n_rows: int) -> int:
+        """Bytes of input of some rows; an encoded tensor's are shared out evenly."""
+        total, every = self.spec.n_elements // self.row_length, self.spec.nbytes
+        return every * (row0 + n_rows) // total - every * row0 // total
 
     @property
     def nbytes(self) -> int:
         """Bytes of input."""
-        return self.n_rows * self.row_nbytes
+        return self.input_nbytes(self.first_row, self.n_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +114,17 @@ def _checked(checkpoint: Checkpoint, rules: Iterable[TensorRule | ConstantRule])
     checked: list[TensorRule | ConstantRule] = []
     known: dict[str, tuple[int, ...]] = {}
     missing: dict[str, None] = {}
-    packed: set[str] = set()
+    uncut: set[str] = set()
     for rule in rules:
         checked.append(rule)
         if isinstance(rule, ConstantRule):
             continue
         for part in rule.parts:
-            known |= part.sources
-            if not rule.optional or rule.parts[0].source in there:
-                missing |= dict.fromkeys(name for name in part.sources if name not in there)
-            if part.scales:
-                packed.update(part.sources)
+            known[part.source] = part.shape
+            if part.source not in there and (not rule.optional or rule.parts[0].source in there):
+                missing[part.source] = None
+            if part.row_length not in (0, part.shape[-1]) or len(part.shape) < 2:
+                uncut.add(part.source)
         if len(missing) > MAX_MISSING:
             raise _misfit(checkpoint, {"or more tensors are missing": missing})
     problems = {
@@ -136,9 +136,10 @@ def _checked(checkpoint: Checkpoint, rules: Iterable[TensorRule | ConstantRule])
             if name in there and there[name].shape != shape
         ],
         "tensors are not floating-point": [
-            f"{name} is {there[name].dtype}"
-            for name in known
-            if name in there and there[name].dtype not in (("U8",) if name in packed else FLOAT_TYPES)
+            f"{name} is {there[name].dtype}" for name in known if name in there and there[name].dtype not in FLOAT_TYPES
+        ],
+        "tensors are quantized, which only whole rows of matrices can be": [
+            name for name in uncut if name in there and there[name].encoding
         ],
     }
     if any(problems.values()):
@@ -163,7 +164,7 @@ def _tied_copy(checkpoint: Checkpoint, rules: Sequence[TensorRule | ConstantRule
 
 def same_bytes(a: TensorSpec, b: TensorSpec) -> bool:
     """Whether two tensors hold the same bytes; reads them only when size and type agree."""
-    if (a.dtype, a.shape) != (b.dtype, b.shape):
+    if (a.dtype, a.shape) != (b.dtype, b.shape) or a.encoding or b.encoding:
         return False
     step = 1 << 20
     try:
@@ -195,8 +196,5 @@ def _part(checkpoint: Checkpoint, part: Part) -> PartPlan:
     spec = checkpoint.tensors[part.source]
     n_elements = math.prod(spec.shape)
     row_length = part.row_length or (spec.shape[-1] if len(spec.shape) > 1 else 1)
-    if part.scales:
-        n_elements, row_length = 2 * n_elements, spec.shape[-2] * BLOCK_LENGTH
     n_rows = n_elements // row_length - part.first_row if part.n_rows is None else part.n_rows
-    scales = checkpoint.tensors[part.scales] if part.scales else None
-    return PartPlan(spec, part.first_row, n_rows, row_length, part.transform, scales)
+    return PartPlan(spec, part.first_row, n_rows, row_length, part.transform, part.change)

@@ -15,14 +15,14 @@ ALIGNMENT = 32
 _STRING, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
 _SCALARS: dict[type, tuple[int, str]] = {bool: (7, "<?"), int: (4, "<I"), float: (6, "<f")}
-_ARRAYS: dict[str, int] = {"uint8": 0, "int32": 5, "float32": 6, "uint32": 4}
+_ARRAYS: dict[str, int] = {"uint8": 0, "int32": 5, "float32": 6, "uint32": 4, "bool": 7}
 
 
 def encode_header(metadata: Mapping[str, Any], tensors: Sequence[TensorPlan]) -> bytes:
     """The bytes before the tensor data, padded to the alignment.
 
     Python values become: bool BOOL, int UINT32, float FLOAT32, str STRING, a list of str an array of strings,
-    a numpy array of uint8, int32, uint32 or float32 an array of that. Bytes are a value that is encoded already.
+    a numpy array of uint8, int32, uint32, float32 or bool an array of that. Bytes are a value that is encoded already.
     """
     parts = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
     for key, value in metadata.items():

@@ -5,7 +5,8 @@ import stat
 
 import pytest
 
-from edgeinfer.api.answers import AnswerFile
+from edgeinfer.api.answers import AnswerFile, Answers
+from edgeinfer.speculation.memory import Memory
 
 ANSWERS = [[1, 2, 3], [9] * 20, [0]]
 
@@ -62,3 +63,20 @@ def test_a_folder_and_a_link_in_its_place_are_none_and_harm_nothing(file, tmp_pa
         link = AnswerFile(tmp_path / "link")
         link.path.symlink_to(other.path)
         assert link.read(10) == []
+
+
+@pytest.mark.parametrize("is_cleared", [False, True])
+def test_answers_that_were_cleared_meanwhile_do_not_come_back(file, is_cleared):
+    answers = Answers(Memory(file.read(10)), file, was_there=True)
+    answers.memory.add([4] * 20)
+    if is_cleared:
+        file.path.unlink()
+    answers.write()
+    assert file.path.exists() is not is_cleared
+
+
+def test_what_an_earlier_process_left_half_written_is_written_over(file):
+    file.path.with_suffix(f".{os.getpid()}.part").write_bytes(b"x" * 10**4)
+    file.write(ANSWERS[:1])
+    assert file.read(10) == ANSWERS[:1]
+    assert [path.name for path in file.path.parent.iterdir()] == ["answers"]

@@ -53,6 +53,47 @@ os.kill(child, signal.SIGKILL)
     subprocess.run([sys.executable, "-c", script], timeout=PATIENCE_S, check=True)
 
 
+@pytest.mark.parametrize(("pause_s", "code"), [(0.0, 0), (0.6, 130)])
+def test_a_second_signal_ends_at_once_but_not_one_that_was_sent_twice(pause_s: float, code: int) -> None:
+    """Wrappers send one to the process and then to its group."""
+    script = f"""
+import os, signal, time
+from edgeinfer.cli.interrupt import on_interrupt
+with on_interrupt(lambda number: None) as received:
+    for count in (1, 2):
+        os.kill(os.getpid(), signal.SIGINT)
+        while len(received) < count:
+            time.sleep(0.001)
+        time.sleep({pause_s})
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == code, done.stderr
+
+
+def test_a_signal_ends_a_program_whose_full_stderr_nobody_reads() -> None:
+    """As a batch that shows how far it is."""
+    script = """
+import os, signal
+from edgeinfer.cli.interrupt import on_interrupt
+from edgeinfer.cli.progress import Meter
+class Counts:
+    completion_tokens = 1
+with on_interrupt(lambda number: None):
+    os.kill(os.getpid(), signal.SIGINT)
+    meter = Meter(None, Counts())
+    while True:
+        meter.end()
+"""
+    reader, writer = os.pipe()
+    with subprocess.Popen([sys.executable, "-c", script], stderr=writer) as process:
+        os.close(writer)
+        try:
+            assert process.wait(PATIENCE_S) == 130
+        finally:
+            process.kill()
+            os.close(reader)
+
+
 @pytest.mark.model
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_termination_keeps_the_part_of_the_answer(smollm2_gguf: Path, number: signal.Signals, code: int) -> None:

@@ -45,7 +45,11 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield Case(request.param, path, golden[request.param])
 
 
-@pytest.mark.parametrize("file_type", [pytest.param(t, marks=[pytest.mark.slow] * (t == "IQ4_NL")) for t in FILE_TYPES])
+SLOW = ("IQ3_M", "IQ4_NL", "IQ4_XS")
+"""A matter of minutes: `make conformance` runs them."""
+
+
+@pytest.mark.parametrize("file_type", [pytest.param(t, marks=[pytest.mark.slow] * (t in SLOW)) for t in FILE_TYPES])
 def test_tensors_are_llama_cpps_to_the_byte(case: Case, file_type: str, tmp_path: Path) -> None:
     options = ConvertOptions(type=file_type, verify=False)
     expected = case.expected["types"][file_type]

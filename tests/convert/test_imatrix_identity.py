@@ -45,7 +45,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", [t.name for t in FILE_TYPES.values() if t.default.is_quantized])
+SLOW = ("IQ3_XXS", "IQ4_NL")
+"""Of larger models a matter of minutes, as is IQ1_M of small ones: `make conformance` runs them."""
+QUANTIZED = [t.name for t in FILE_TYPES.values() if t.default.is_quantized]
+
+
+@pytest.mark.parametrize("name", [pytest.param(t, marks=[pytest.mark.slow] * (t == "IQ1_M")) for t in QUANTIZED])
 def test_every_type_is_llama_cpps_to_the_byte(name: str, folder: Path, tmp_path: Path) -> None:
     matrix = load_imatrix(folder / "m.gguf")
     quantize_with_matrix(folder / "bf16.gguf", tmp_path / "theirs.gguf", FILE_TYPES[name], matrix)
@@ -64,10 +69,6 @@ def larger(
     with shared_by_conversions():
         checkpoint, _, matrix = prepare(request.param, tmp_path_factory.mktemp("larger"))
         yield request.param, checkpoint, matrix
-
-
-SLOW = ("IQ3_XXS", "IQ4_NL")
-"""Of larger models a matter of minutes: `make conformance` runs them."""
 
 
 @pytest.mark.model

@@ -12,7 +12,7 @@ import pytest
 from random_checkpoint import make_checkpoint, read_model
 
 from edgeinfer.api.convert import convert
-from edgeinfer.convert import mxfp4
+from edgeinfer.convert.encodings import mxfp4
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.gguf_file.header import read_header
 from edgeinfer.options import ConvertOptions
@@ -124,7 +124,7 @@ def test_halves_that_do_not_fit_are_named(checkpoint: Path, part: str, change: s
 
 def test_a_quantization_that_is_not_known_is_named(checkpoint: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text("utf-8"))
-    config["quantization_config"]["quant_method"] = "awq"
+    config["quantization_config"]["quant_method"] = "hqq"
     (checkpoint / "config.json").write_text(json.dumps(config), "utf-8")
-    with pytest.raises(UnusableInputError, match="awq"):
+    with pytest.raises(UnusableInputError, match="hqq"):
         convert(checkpoint, checkpoint / "out.gguf")

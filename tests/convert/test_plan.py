@@ -147,6 +147,8 @@ def test_absurd_numbers_are_refused(checkpoint: Path, key: str, value: Any) -> N
         {"rope_scaling": {"rope_type": ["llama3"]}},
         {"rope_scaling": {"rope_type": "linear"}},
         {"rope_scaling": {"rope_type": "yarn", "factor": -1}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4, "attention_factor": 1.0}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4, "beta_fast": 4}},
         {"rope_scaling": {"rope_type": "llama3"}},
         {"rope_scaling": {**LLAMA3_ROPE, "factor": 0}},
         {"rope_scaling": {**LLAMA3_ROPE, "low_freq_factor": 4.0}},
@@ -203,8 +205,8 @@ def test_a_stated_head_dim_is_used_and_written(tmp_path: Path) -> None:
 def test_old_and_new_ways_to_state_a_rope_scaling_agree(checkpoint: Path) -> None:
     found = []
     for change in (
-        {"rope_theta": 5e5, "rope_scaling": {"type": "yarn", "factor": 4, "attn_factor": 1.5}},
-        {"rope_parameters": {"rope_type": "YaRN", "rope_theta": 5e5, "factor": 4.0, "attention_factor": 1.5}},
+        {"rope_theta": 5e5, "rope_scaling": {"type": "yarn", "factor": 4, "attn_factor": 1.13863}},
+        {"rope_parameters": {"rope_type": "YaRN", "rope_theta": 5e5, "factor": 4.0, "attention_factor": 1.13863}},
     ):  # fmt: skip
         write_checkpoint(checkpoint)
         change_json(checkpoint / "config.json", {**change, "original_max_position_embeddings": 128})
@@ -214,7 +216,7 @@ def test_old_and_new_ways_to_state_a_rope_scaling_agree(checkpoint: Path) -> Non
         "llama.rope.scaling.type": "yarn",
         "llama.rope.scaling.factor": 4.0,
         "llama.rope.scaling.original_context_length": 128,
-        "llama.rope.scaling.yarn_attn_factor": 1.5,
+        "llama.rope.scaling.yarn_attn_factor": 1.13863,
         "llama.rope.freq_base": 5e5,
         "llama.rope.dimension_count": 16,
     }  # fmt: skip

@@ -56,6 +56,23 @@ def test_what_only_looks_like_a_control_token_stays_text(said):
     assert found == [BOS, START, *f"user:{unicodedata.normalize('NFKC', said).strip()}".encode(), END, START]
 
 
+class Blank(FakeVocabulary):
+    """Its end token is spelled as three blanks."""
+
+    def tokenize(self, text, *, add_special, parse_special):
+        spelled = text.replace("   ", "<|end|>") if parse_special else text
+        return super().tokenize(spelled, add_special=add_special, parse_special=parse_special)
+
+    def piece(self, token, *, special=False):
+        return b"   " if special and token == END else super().piece(token, special=special)
+
+
+def test_a_control_token_of_blanks_stays_text_too():
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    found = chat_tokens(Blank(), ChatTemplate(source), [{"role": "user", "content": "a   b"}]).tolist()
+    assert found == [BOS, *b"a   b"]
+
+
 def test_private_use_characters_of_a_person_survive():
     said = "\ue000<|end|>\ue001"
     assert tokens(PLAIN, said) == [BOS, START, *f"user:{said}".encode(), END, START]

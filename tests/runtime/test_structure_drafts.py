@@ -123,6 +123,17 @@ def test_so_it_is_with_any_schema(schema):
     assert engine.drafting.use["grammar"].failures == 0
 
 
+def test_what_is_remembered_of_an_answer_is_bounded_and_the_newest(monkeypatch):
+    monkeypatch.setattr("edgeinfer.speculation.grammar._MAX_CHOICES", 12)
+    constraint = of_schema({"type": "string"}).constraint()
+    request = Request(1, raw_tokens(VOCABULARY, "x"), GREEDY, 200, constraint=constraint)
+    draft = Structure().open(request)
+    draft.observe([])
+    draft.observe(list(b'"' + b"abc" * 50))
+    assert len(draft._choices) <= 12
+    assert bytes(draft.propose(3).tokens) == b"abc"
+
+
 def after(grammar, text):
     constraint = grammar.constraint()
     for token in text.encode():

@@ -131,6 +131,14 @@ def test_an_outlier_moves_little_and_nothing_costs_less_than_one_row():
     assert curve.cost(16) == min(curve.cost(rows) for rows in range(1, 200)) == 1
 
 
+def test_what_was_learned_too_dear_comes_down_when_more_rows_are_seen_to_cost_less():
+    curve = CostCurve({4: 9.0})
+    for _ in range(100):
+        curve.observe(1, 0.01)
+        curve.observe(8, 0.02)
+    assert curve.cost(4) <= curve.cost(8) < 3
+
+
 def test_rows_that_fill_a_kernel_may_cost_less_than_fewer():
     curve = CostCurve()
     for _ in range(300):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from edgeinfer.convert.architectures.base import (
     RowTransform,
@@ -16,7 +17,15 @@ from edgeinfer.convert.architectures.base import (
     stack,
     tensor,
 )
+from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.config import Config
+
+
+def as_part_of_a_model(checkpoint: Checkpoint) -> Checkpoint:
+    """The names that a decoder has together with its head, for one that was saved without: `model.norm`, not `norm`."""
+    if "embed_tokens.weight" not in checkpoint.tensors:
+        return checkpoint
+    return replace(checkpoint, tensors={f"model.{name}": spec for name, spec in checkpoint.tensors.items()})
 
 
 def layers(config: Config, checkpoint_prefix: str = "model.layers") -> Iterator[tuple[str, str]]:

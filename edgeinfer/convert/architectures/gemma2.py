@@ -19,7 +19,7 @@ from edgeinfer.convert.architectures.base import (
 from edgeinfer.convert.architectures.blocks import attention, gated_ffn, head_norms, layers, norm
 from edgeinfer.convert.config import Config
 
-_NORM_SHIFT = 1.0
+NORM_SHIFT = 1.0
 """A norm multiplies by one more than its weight (transformers: Gemma2RMSNorm)."""
 _LAYERS_27B = 46
 
@@ -62,7 +62,7 @@ def tensors(config: Config) -> Iterator[TensorRule]:
 
 def sandwich_layers(config: Config, *, with_head_norms: bool = False) -> Iterator[TensorRule]:
     """Gemma's layers; Gemma 3 has norms for query and key besides."""
-    embd, ffn, shift = config.integer("hidden_size"), config.integer("intermediate_size"), _NORM_SHIFT
+    embd, ffn, shift = config.integer("hidden_size"), config.integer("intermediate_size"), NORM_SHIFT
     yield from embedding_tensors(config, add=shift)
     for to, at in layers(config):
         yield from norm(f"{to}.attn_norm", f"{at}.input_layernorm", embd, add=shift)

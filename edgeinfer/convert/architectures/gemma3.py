@@ -15,11 +15,16 @@ _WINDOW_PATTERN = 6
 
 def metadata(config: Config) -> dict[str, Any]:
     """Raises UnusableInputError for windows or scales that llama.cpp would compute differently."""
+    require(config, "use_bidirectional_attention", False)
+    return windowed_metadata(config)
+
+
+def windowed_metadata(config: Config) -> dict[str, Any]:
+    """What it shares with EmbeddingGemma."""
     if config.get("layer_types") is None:
         require(config, "sliding_window_pattern", _WINDOW_PATTERN)
     check_layer_types(config, window_every=_WINDOW_PATTERN)
     require(config, "attn_logit_softcapping", None)
-    require(config, "use_bidirectional_attention", False)
     soft_cap = config.get("final_logit_softcapping")
     return {
         **gemma_metadata(config, scaled_by_width=n_layers(config) == _LAYERS_27B),

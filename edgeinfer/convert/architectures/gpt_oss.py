@@ -23,7 +23,6 @@ from edgeinfer.convert.architectures.base import (
 )
 from edgeinfer.convert.architectures.blocks import attention, layers, linear, norm
 from edgeinfer.convert.config import Config
-from edgeinfer.convert.mxfp4 import BLOCK_LENGTH, PACKED_NBYTES
 
 
 def metadata(config: Config) -> dict[str, Any]:
@@ -69,13 +68,9 @@ def _expert_tensors(config: Config, n_experts: int, to: str, at: str) -> Iterato
 def _packed_experts(
     config: Config, name: str, source: str, shape: tuple[int, int, int], first: int | None = None
 ) -> TensorRule:
-    """All rows of a stack of matrices in MXFP4, or every other one from `first` on."""
+    """All rows of a stack of matrices, or every other one from `first` on, as checkpoints in MXFP4 have them."""
     n_experts, n_rows, row_length = shape
-    if row_length % BLOCK_LENGTH:
-        raise impossible(config, f"rows of {row_length} elements cannot be MXFP4, whose blocks have {BLOCK_LENGTH}")
-    blocks = (n_experts, n_rows, row_length // BLOCK_LENGTH, PACKED_NBYTES)
-    transform = None if first is None else every_other(first)
-    part = Part(f"{source}_blocks", blocks, scales=f"{source}_scales", transform=transform)
+    part = Part(source, shape, transform=None if first is None else every_other(first))
     return TensorRule(name, (n_experts, n_rows if first is None else n_rows // 2, row_length), (part,))
 
 

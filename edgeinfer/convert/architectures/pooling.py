@@ -1,4 +1,4 @@
-"""How an encoder's outputs become one embedding, as sentence-transformers states it beside the checkpoint."""
+"""What comes after the model when texts become vectors or scores, as sentence-transformers states it beside it."""
 
 from __future__ import annotations
 
@@ -17,27 +17,37 @@ _KINDS = {
 }  # fmt: skip
 
 
-def pooling_metadata(config: Config) -> dict[str, Any]:
+def pooling_metadata(config: Config, *others: str) -> dict[str, Any]:
     """The key of the pooling; nothing when the checkpoint states none.
 
-    Raises UnusableInputError for a pooling, or a module after it, that llama.cpp does not have.
+    Raises UnusableInputError for a pooling, or a module that is none of `others`, that llama.cpp does not have.
+    """
+    found = [_pooling_type(folder / "config.json") for kind, folder in modules(config, *others) if kind == "Pooling"]
+    return {"pooling_type": found[-1]} if found else {}
+
+
+def modules(config: Config, *others: str) -> list[tuple[str, Path]]:
+    """Kind and directory of the modules after the model, in order, without those that norm; none where none is stated.
+
+    Raises UnusableInputError for one that is neither a Pooling nor one of `others`.
     """
     path = config.path.with_name("modules.json")
     try:
         data = read_file(path, MAX_JSON_NBYTES)
     except NotFoundError:
-        return {}
-    modules = parse_object(b'{"modules":%s}' % data, str(path))["modules"]
-    found: dict[str, Any] = {}
-    for module in modules if isinstance(modules, list) else []:
+        return []
+    listed = parse_object(b'{"modules":%s}' % data, str(path))["modules"]
+    found: list[tuple[str, Path]] = []
+    for module in listed if isinstance(listed, list) else []:
         match module:
-            case {"type": str(kind), "path": str(folder)} if kind.endswith(".Pooling"):
-                found = {"pooling_type": _pooling_type(path.parent / _plain_name(path, folder) / "config.json")}
+            case {"type": str(kind), "path": str(folder)} if (name := kind.rpartition(".")[2]) in ("Pooling", *others):
+                found.append((name, path.parent / _plain_name(path, folder)))
             case {"type": str(kind)} if kind.endswith((".Transformer", ".Normalize")):
                 pass
             case _:
+                known = ", ".join(("Transformer", "Pooling", *others))
                 raise UnusableInputError(
-                    f"{path}: unknown module {reprlib.repr(module)}", "known are Transformer, Pooling and Normalize"
+                    f"{path}: unknown module {reprlib.repr(module)}", f"known are {known} and Normalize"
                 )
     return found
 

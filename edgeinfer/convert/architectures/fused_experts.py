@@ -1,0 +1,48 @@
+"""Experts that the checkpoint has stacked already, with gate and up in one matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgeinfer.convert.architectures.base import (
+    Part,
+    RowTransform,
+    TensorRule,
+    View,
+    impossible,
+    tensor,
+    transposed,
+)
+from edgeinfer.convert.config import Config
+
+
+def fused_experts(to: str, at: str, count: int, embd: int, ffn: int) -> Iterator[TensorRule]:
+    """`gate_up_proj` of shape `(count, 2 ffn, embd)`, the gate's rows before the others, and `down_proj`."""
+    for kind, rows in (("gate", slice(ffn)), ("up", slice(ffn, None))):
+        half = RowTransform(2 * ffn, _rows(2 * ffn, rows), rows_kept=ffn)
+        part = Part(f"{at}.experts.gate_up_proj", (count, 2 * ffn, embd), transform=half)
+        yield TensorRule(f"{to}.ffn_{kind}_exps.weight", (count, ffn, embd), (part,))
+    yield tensor(f"{to}.ffn_down_exps.weight", f"{at}.experts.down_proj", (count, embd, ffn))
+
+
+def fused_transposed_experts(config: Config, to: str, at: str, count: int, ffn: int) -> Iterator[TensorRule]:
+    """The same, but every matrix is stored the other way round: `gate_up_proj` has the shape `(count, embd, 2 ffn)`."""
+    embd = config.integer("hidden_size")
+    if embd % 2:
+        raise impossible(config, f"experts with matrices of {embd} rows, an odd number")
+    for kind, columns in (("gate", slice(ffn)), ("up", slice(ffn, None))):
+        # Half of the elements, so as many as half of the rows have.
+        half = RowTransform(embd, _columns(embd, columns), rows_kept=embd // 2)
+        part = Part(f"{at}.experts.gate_up_proj", (count, embd, 2 * ffn), transform=half)
+        yield TensorRule(f"{to}.ffn_{kind}_exps.weight", (count, ffn, embd), (part,))
+    down = Part(f"{at}.experts.down_proj", (count, ffn, embd), transform=transposed(ffn))
+    yield TensorRule(f"{to}.ffn_down_exps.weight", (count, embd, ffn), (down,))
+
+
+def _rows(n_rows: int, chosen: slice) -> View:
+    return lambda rows: rows.reshape(-1, n_rows, rows.shape[1])[:, chosen]
+
+
+def _columns(n_rows: int, chosen: slice) -> View:
+    """Columns of each matrix of `n_rows`, as rows."""
+    return lambda rows: rows.reshape(-1, n_rows, rows.shape[1])[:, :, chosen].swapaxes(1, 2)

@@ -1,0 +1,25 @@
+"""OLMo 3: an OLMo 2 with a sliding window in most layers, which have a rope without scaling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgeinfer.convert.architectures import olmo2
+from edgeinfer.convert.architectures.base import Architecture
+from edgeinfer.convert.architectures.windows import window_metadata
+from edgeinfer.convert.config import Config
+
+_FULL_EVERY = 4
+
+
+def metadata(config: Config) -> dict[str, Any]:
+    """As OLMo 2's, and the window. llama.cpp leaves the rope of the layers with a window unscaled, as transformers."""
+    return {**olmo2.metadata(config), **window_metadata(config, full_every=_FULL_EVERY)}
+
+
+ARCHITECTURE = Architecture(
+    name="olmo2",
+    defaults={**olmo2.ARCHITECTURE.defaults, "sliding_window": 4096},
+    metadata=metadata,
+    tensors=olmo2.tensors,
+)
