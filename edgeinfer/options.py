@@ -151,6 +151,8 @@ class RuntimeOptions:
         return self.draft.endswith(".gguf")
 
 
+DEFAULT_FILE_TYPE = "Q4_K_M"
+LARGEST_FILE_TYPE = "Q8_0"
 DEFAULT_CTX_SIZE = 4096
 DEFAULT_CACHE_TYPE = "f16"
 UNQUANTIZED_CACHE_TYPES = ("f32", "f16", "bf16")
@@ -167,7 +169,12 @@ CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "
 class ConvertOptions:
     """How a checkpoint becomes a GGUF file; llama-quantize's names."""
 
-    type: str = "Q4_K_M"
+    type: str | None = None
+    """None is `DEFAULT_FILE_TYPE`, unless the output is to have a size or bits per weight."""
+    target_size: int | None = None
+    """Instead of a type: the most bytes that the output may have, all its files together."""
+    target_bpw: float | None = None
+    """Instead of a type: the most bits per weight that the output may have in the mean."""
     tensor_type: tuple[tuple[str, str], ...] = ()
     """(regular expression, type) pairs; the first that is found in a tensor's name decides."""
     output_tensor_type: str | None = None
@@ -191,7 +198,7 @@ class ConvertOptions:
     verify: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse with a UsageError numbers and names that cannot be, and two importance matrices."""
+        """Refuse with a UsageError numbers and names that cannot be, and what contradicts each other."""
         if self.imatrix is not None and self.calibrate is not None:
             raise UsageError("--imatrix and --calibrate are both given", "use a matrix, or compute one")
         if self.pre == "":  # which the library would take for "default"
@@ -200,6 +207,32 @@ class ConvertOptions:
             _need(self, "threads", 1, MAX_THREADS)
         if self.split_max_size is not None:
             _need(self, "split_max_size", 1, 2**63 - 1)
+        if self.target_size is not None:
+            _need(self, "target_size", 1, 2**63 - 1)
+        if self.target_bpw is not None:
+            _need(self, "target_bpw", 0.01, 64)
+        self._check_target()
+
+    def _check_target(self) -> None:
+        given = {
+            "--target-size": self.target_size is not None,
+            "--target-bpw": self.target_bpw is not None,
+            "-t": self.type is not None,
+            "--pure": self.pure,
+        }
+        names = [name for name, is_given in given.items() if is_given]
+        if self.has_target and len(names) > 1:
+            raise UsageError(f"{names[0]} and {names[1]} are both given", "each of them decides the types: drop one")
+
+    @property
+    def has_target(self) -> bool:
+        """Whether the types follow from a size."""
+        return self.target_size is not None or self.target_bpw is not None
+
+    @property
+    def file_type(self) -> str:
+        """The file type's name; with a target, that of the largest type that it is chosen from."""
+        return self.type or (LARGEST_FILE_TYPE if self.has_target else DEFAULT_FILE_TYPE)
 
 
 def parse_gpu_layers(text: str) -> int | str:

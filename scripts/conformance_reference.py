@@ -71,7 +71,9 @@ def logits(checkpoint: str, tokens: list[int]) -> Any:
             return outputs.logits[0].numpy()
         if hasattr(outputs, "logits"):
             outputs = model.model.eval()(torch.tensor([tokens]), use_cache=False)
-        return torch.nn.functional.normalize(pooled(Path(checkpoint), outputs.last_hidden_state[0]), dim=0)[None].numpy()
+        return torch.nn.functional.normalize(pooled(Path(checkpoint), outputs.last_hidden_state[0]), dim=0)[
+            None
+        ].numpy()
 
 
 def pooled(checkpoint: Path, outputs: torch.Tensor) -> torch.Tensor:

@@ -100,7 +100,9 @@ def make_checkpoint(model: TinyModel, variant: str, folder: Path) -> Path:
     # What follows the model lies in directories of its own.
     for folder in sorted({name.rpartition("/")[0] for name in tensors}):
         inside = {name: bits for name, bits in tensors.items() if name.rpartition("/")[0] == folder}
-        write_weights(target / folder, [_source(name.rpartition("/")[2], bits) for name, bits in inside.items()], 1 << 30)
+        write_weights(
+            target / folder, [_source(name.rpartition("/")[2], bits) for name, bits in inside.items()], 1 << 30
+        )
     return target
 
 

@@ -16,10 +16,10 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import yaml
 from fetch_model import Part, download_wheel
-from pydoc_data.topics import topics
 from toolbox import cache_dir, run
 
 from edgeinfer.cli import console
@@ -95,7 +95,9 @@ def main() -> None:
     parser.add_argument("evaluation", type=Path, help="file to write")
     parser.add_argument("--characters", type=int, default=150_000, help="of each text (default %(default)s)")
     arguments = parser.parse_args()
-    for path, text in zip((arguments.calibration, arguments.evaluation), sample_texts(arguments.characters), strict=True):
+    for path, text in zip(
+        (arguments.calibration, arguments.evaluation), sample_texts(arguments.characters), strict=True
+    ):
         path.write_text(text, "utf-8")
         console.result(str(path))
 

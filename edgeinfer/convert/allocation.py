@@ -5,12 +5,20 @@ same for all items, says what a byte is worth: every item takes the option that 
 smallest μ whose choice fits the budget is the one (Shoham and Gersho, "Efficient bit allocation for an arbitrary set of
 quantizers", 1988). That is the best choice for the bytes it takes; what is left of the budget goes to the upgrades that
 gain most per byte, one after the other.
+
+An upgrade that is a large part of the budget can leave much of it over, because it just doesn't fit. So the options of
+the few largest items are tried one by one, with the multiplier that then fits the others.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise, product
+
+N_LARGEST = 2
+"""An embedding and a head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,24 +29,65 @@ class Option:
     loss: float
 
 
-def reachable(items: Sequence[Sequence[Option]]) -> tuple[int, int]:
-    """The bytes of the smallest and of the largest choice."""
-    return sum(min(o.nbytes for o in options) for options in items), sum(
-        max(o.nbytes for o in options) for options in items
-    )
+Items = Sequence[Sequence[Option]]
 
 
-def allocate(items: Sequence[Sequence[Option]], budget_nbytes: int) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """From one option on an item's hull to the next larger one."""
+
+    worth: float
+    """The loss that a byte saves."""
+    item: int
+    to: int
+    nbytes: int
+
+
+def smallest_nbytes(items: Items) -> int:
+    """The bytes that all items have together at least."""
+    return sum(min(option.nbytes for option in options) for options in items)
+
+
+def allocate(items: Items, budget_nbytes: int) -> list[int]:
     """Which option each item takes, by its index, so that all together they have at most `budget_nbytes`.
 
     Raises ValueError when not even the smallest options do.
     """
-    if reachable(items)[0] > budget_nbytes:
-        raise ValueError(f"not reachable with {budget_nbytes} bytes")
+    if smallest_nbytes(items) > budget_nbytes:
+        raise ValueError(f"nothing fits {budget_nbytes} bytes")
     fronts = [_front(options) for options in items]
-    hulls = [_hull(options, front) for options, front in zip(items, fronts, strict=True)]
-    chosen = _lagrange(items, hulls, budget_nbytes)
-    return _filled(items, fronts, chosen, budget_nbytes)
+    largest = sorted(
+        range(len(items)), key=lambda i: (items[i][fronts[i][0]].nbytes - items[i][fronts[i][-1]].nbytes, i)
+    )
+    largest = largest[:N_LARGEST]
+    others = [item for item in range(len(items)) if item not in largest]
+    # In this order a falling multiplier takes them.
+    steps = sorted(
+        (step for item in others for step in _steps(items[item], fronts[item], item)),
+        key=lambda step: (-step.worth, step.item, step.nbytes),
+    )
+    spent = [0, *accumulate(step.nbytes for step in steps)]
+    saved = [0.0, *accumulate(step.worth * step.nbytes for step in steps)]
+    tried: list[tuple[float, list[int], int]] = []
+    for picks in product(*(fronts[item] for item in largest)):
+        chosen = [front[0] for front in fronts]
+        for item, pick in zip(largest, picks, strict=True):
+            chosen[item] = pick
+        room = budget_nbytes - _total_nbytes(items, chosen)
+        if room >= 0:
+            count = bisect_right(spent, room) - 1
+            rest = steps[count].worth * (room - spent[count]) if count < len(steps) else 0.0
+            tried.append((_total_loss(items, chosen) - saved[count] - rest, chosen, count))
+    best: list[int] = []
+    for bound, chosen, count in sorted(tried, key=lambda trial: trial[0]):
+        if best and bound >= _total_loss(items, best):
+            break  # nor do the others lose less, whatever fills their rest
+        for step in steps[:count]:
+            chosen[step.item] = step.to
+        _fill(items, fronts, others, chosen, budget_nbytes)
+        if not best or _total_loss(items, chosen) < _total_loss(items, best):
+            best = chosen
+    return best
 
 
 def _front(options: Sequence[Option]) -> list[int]:
@@ -50,14 +99,14 @@ def _front(options: Sequence[Option]) -> list[int]:
     return front
 
 
-def _hull(options: Sequence[Option], front: Sequence[int]) -> list[int]:
-    """The part of the front that some multiplier chooses: its lower convex hull."""
+def _steps(options: Sequence[Option], front: Sequence[int], item: int) -> list[_Step]:
+    """The steps along the lower convex hull of a front: what some multiplier chooses."""
     hull: list[int] = []
     for index in front:
         while len(hull) > 1 and _worth(options, hull[-2], hull[-1]) <= _worth(options, hull[-2], index):
             hull.pop()
         hull.append(index)
-    return hull
+    return [_Step(_worth(options, a, b), item, b, options[b].nbytes - options[a].nbytes) for a, b in pairwise(hull)]
 
 
 def _worth(options: Sequence[Option], smaller: int, larger: int) -> float:
@@ -66,54 +115,30 @@ def _worth(options: Sequence[Option], smaller: int, larger: int) -> float:
     return saved / (options[larger].nbytes - options[smaller].nbytes)
 
 
-def _lagrange(items: Sequence[Sequence[Option]], hulls: Sequence[Sequence[int]], budget_nbytes: int) -> list[int]:
-    """The choice of the smallest multiplier that fits."""
-
-    def choice(multiplier: float) -> list[int]:
-        chosen = []
-        for options, hull in zip(items, hulls, strict=True):
-            steps = sum(_worth(options, a, b) > multiplier for a, b in zip(hull, hull[1:], strict=False))
-            chosen.append(hull[steps])
-        return chosen
-
-    multipliers = sorted(
-        {
-            _worth(options, a, b)
-            for options, hull in zip(items, hulls, strict=True)
-            for a, b in zip(hull, hull[1:], strict=False)
-        }
-    )
-    multipliers.insert(0, 0.0)
-    low, high = 0, len(multipliers) - 1  # the largest one chooses the smallest options, which fit
-    while low < high:
-        middle = (low + high) // 2
-        if _total_nbytes(items, choice(multipliers[middle])) <= budget_nbytes:
-            high = middle
-        else:
-            low = middle + 1
-    return choice(multipliers[high])
-
-
-def _filled(
-    items: Sequence[Sequence[Option]], fronts: Sequence[Sequence[int]], chosen: list[int], budget_nbytes: int
-) -> list[int]:
-    """The choice with the upgrades that the rest of the budget has room for."""
+def _fill(
+    items: Items, fronts: Sequence[Sequence[int]], others: Sequence[int], chosen: list[int], budget_nbytes: int
+) -> None:
+    """Make the upgrades of `others` that the rest of the budget has room for."""
     left = budget_nbytes - _total_nbytes(items, chosen)
     while True:
         upgrades = (
-            (_worth(options, chosen[item], index), -item, index)
-            for item, (options, front) in enumerate(zip(items, fronts, strict=True))
-            for index in front
-            if 0 < options[index].nbytes - options[chosen[item]].nbytes <= left
+            (_worth(items[item], chosen[item], index), -item, index)
+            for item in others
+            for index in fronts[item]
+            if 0 < items[item][index].nbytes - items[item][chosen[item]].nbytes <= left
         )
         best = max(upgrades, default=None)
         if best is None:
-            return chosen
+            return
         _, negative, index = best
         item = -negative
         left -= items[item][index].nbytes - items[item][chosen[item]].nbytes
         chosen[item] = index
 
 
-def _total_nbytes(items: Sequence[Sequence[Option]], chosen: Sequence[int]) -> int:
+def _total_nbytes(items: Items, chosen: Sequence[int]) -> int:
     return sum(options[index].nbytes for options, index in zip(items, chosen, strict=True))
+
+
+def _total_loss(items: Items, chosen: Sequence[int]) -> float:
+    return sum(options[index].loss for options, index in zip(items, chosen, strict=True))

@@ -1,4 +1,4 @@
-"""Keeps measured errors in a file, so that a search that was interrupted, or has another target, measures nothing twice.
+"""Keeps measured errors in a file: a search that was interrupted, or has another target, measures nothing twice.
 
 A line per tensor: a hash of what was measured (the sampled values and the importance of their columns), and the errors
 by type. So a changed checkpoint, or another matrix, finds nothing of the old one's. Lines are written as they come: a

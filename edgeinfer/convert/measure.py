@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import numpy as np
@@ -27,7 +27,7 @@ N_SAMPLES = 16
 SAMPLE_ELEMENTS = 1 << 15
 """Of all of a tensor's samples together, unless its rows are longer than a sixteenth of that."""
 
-Errors = Mapping[GGMLType, float]
+Errors = dict[GGMLType, float]
 """By type, the energy of the error as a share of the product's; a type that the values don't fit is left out."""
 Rows = tuple[NDArray[np.float32], NDArray[np.float32] | None]
 """Some rows of one matrix, and how much each column matters, if that is known."""
@@ -46,7 +46,7 @@ def measure(
     weight is NaN or infinite, or when a source can no longer be read.
     """
     quantizer.prepare(ggml_type for _, types in tensors for ggml_type in types)
-    found: list[Errors] = [{}] * len(tensors)
+    found: list[Errors] = [{} for _ in tensors]
     local, workers = threading.local(), list[Worker]()
 
     def work(number: int) -> None:
@@ -72,9 +72,7 @@ def measure(
     return found
 
 
-def _errors_of(
-    samples: Sequence[Rows], types: Sequence[GGMLType], quantizer: Quantizer, kept: KeptErrors
-) -> dict[GGMLType, float]:
+def _errors_of(samples: Sequence[Rows], types: Sequence[GGMLType], quantizer: Quantizer, kept: KeptErrors) -> Errors:
     digest = hashlib.sha256()
     for rows, weights in samples:
         digest.update(f"{rows.shape} {weights is not None} ".encode())
@@ -133,9 +131,7 @@ def _sampled(tensor: TensorPlan, worker: Worker) -> list[Rows]:
 def _slab_with(tensor: TensorPlan, first: int, count: int) -> Slab:
     """What must be read for row `first` of the tensor and, as far as its part has them, `count - 1` more."""
     row_length = tensor.shape[0]
-    for part, part_row0, n_part_rows in _parts(tensor):
-        if first < part_row0 + n_part_rows:
-            break
+    part, part_row0 = next((part, row0) for part, row0, n_rows in _parts(tensor) if first < row0 + n_rows)
     group = part.transform.rows_per_group if part.transform else 1
     kept_elements = (part.transform.n_kept(group) if part.transform else 1) * part.row_length
     first_group = (first - part_row0) * row_length // kept_elements
