@@ -36,6 +36,8 @@ from edgeinfer.runtime import passages
 MODELS = ("smollm2", "qwen2.5-coder-0.5b")
 TYPES = ("Q3_K_M", "Q4_K_M", "Q5_K_M")
 CTX_SIZE = 512
+N_CHARACTERS = 150_000
+"""Of each text."""
 SLAB_ELEMENTS = 1 << 20
 _STEPS = {"Q4_0": 15, "Q4_1": 15, "Q4_K": 15, "Q5_0": 31, "Q5_1": 31, "Q5_K": 31, "Q6_K": 63, "Q8_0": 254}
 """Between the smallest and the largest value of a block, or between it and its negative where zero is in the middle."""
@@ -82,29 +84,34 @@ def divergences(models: Sequence[Path], reference: Path, text: str, chunks: int)
     return [scores.mean(np.concatenate(values)) for values in found]
 
 
-def compare(name: str, types: Sequence[str], chunks: int, *, as_is: bool) -> Iterator[str]:
-    """The rows of the table for a model."""
-    calibration, evaluation = sample_texts(150_000)
+def prepared(name: str, chunks: int, *, as_is: bool) -> tuple[Path, Path]:
+    """The source of a model and its importance matrix, made now unless they are in the cache folder."""
     folder = cache_dir("target-size")
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / f"{name}{'-as-is' if as_is else ''}.gguf"
-    if not source.exists():
-        partial = source.with_suffix(".partial")
-        if as_is:
-            plain = ConvertOptions(type="BF16", allow_requantize=True, verify=False, overwrite=True)
-            convert(fetch(name), partial, plain)
-        else:
-            spread(fetch(name), partial)
-        partial.rename(source)
+    matrix = source.with_suffix(".imatrix")
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        text, matrix = Path(scratch, "calibration.txt"), source.with_suffix(".imatrix")
-        text.write_text(calibration, "utf-8")
+        if not source.exists():
+            partial = Path(scratch, source.name)
+            if as_is:
+                convert(fetch(name), partial, ConvertOptions(type="BF16", allow_requantize=True, verify=False))
+            else:
+                spread(fetch(name), partial)
+            partial.rename(source)
         if not matrix.exists():
-            small = Path(scratch, "q8.gguf")
+            small, text = Path(scratch, "q8.gguf"), Path(scratch, "calibration.txt")
+            text.write_text(sample_texts(N_CHARACTERS)[0], "utf-8")
             convert(source, small, ConvertOptions(type="Q8_0", verify=False))
             imatrix(small, text, matrix, chunks=chunks)
+    return source, matrix
+
+
+def compare(name: str, types: Sequence[str], chunks: int, *, as_is: bool) -> Iterator[str]:
+    """The rows of the table for a model."""
+    source, matrix = prepared(name, chunks, as_is=as_is)
+    with tempfile.TemporaryDirectory(dir=source.parent) as scratch:
         files = [file for type_ in types for file in _pair(source, matrix, type_, Path(scratch))]
-        found = divergences(files, source, evaluation, chunks)
+        found = divergences(files, source, sample_texts(N_CHARACTERS)[1], chunks)
         for i, type_ in enumerate(types):
             (theirs, ours), (their_kld, our_kld) = files[2 * i : 2 * i + 2], found[2 * i : 2 * i + 2]
             yield (
