@@ -1,8 +1,9 @@
 """Compares tests/conformance/golden with what transformers and llama.cpp make of the same checkpoints today.
 
-For each variant of each model: `convert_hf_to_gguf.py --outtype bf16`, then `llama_model_quantize` of the installed
-library to a handful of types, and its dry run to all of them. Kept are a hash of all tensors with their data, a hash of
-the types alone (null where they need an importance matrix), the metadata, and transformers' logits at a few positions.
+For each variant of each model: `convert_hf_to_gguf.py --outtype bf16` (or what the model says), then
+`llama_model_quantize` of the installed library to a handful of types, and its dry run to all of them. Kept are a hash
+of all tensors with their data, a hash of the types alone (null where they need an importance matrix), the metadata, and
+transformers' logits at a few positions.
 `--update` writes the golden data anew. Needs the environments of the peers (scripts/build_peers.py), which are made the
 first time. Two models are worked on at a time.
 """
@@ -73,6 +74,7 @@ def _reference(model: TinyModel, scratch: Path, peers: build_peers.Peers) -> dic
     logits = scratch / "logits.npy"
     conversion = {
         "script": str(peers.convert_script),
+        "outtype": model.outtype,
         "conversions": [[str(checkpoints[v]), str(converted[v])] for v in checkpoints],
     }
     forward = {"checkpoint": str(checkpoints[PLAIN]), "tokens": prompt(model).tolist(), "logits": str(logits)}

@@ -25,6 +25,7 @@ from edgeinfer.convert.architectures import lookup
 from edgeinfer.convert.architectures.base import Part, TensorRule
 from edgeinfer.convert.config import Config
 from edgeinfer.convert.encodings.mxfp4 import BLOCK_LENGTH, PACKED_NBYTES
+from edgeinfer.convert.text_model import text_config
 
 FOLDER = REPOSITORY / "tests" / "conformance"
 PLAIN = "plain"
@@ -53,6 +54,10 @@ class TinyModel:
     """Further JSON files of the checkpoint, by path."""
     needs_newer_transformers: bool
     """Whether the version that llama.cpp's script goes with does not have its class yet."""
+    quiet: tuple[str, ...]
+    """What is in the names of weights that are an eighth as large: where training put the scale of attention."""
+    outtype: str
+    """Of the script's file, which is then quantized: where weights are computed, BF16 would round them in between."""
 
 
 def read_model(name: str) -> TinyModel:
@@ -68,6 +73,8 @@ def read_model(name: str) -> TinyModel:
         known.get("deviations", {}),
         known.get("beside", {}),
         known.get("transformers") == 5,
+        tuple(known.get("quiet", ())),
+        known.get("outtype", "bf16"),
     )
 
 
@@ -95,14 +102,16 @@ def make_checkpoint(model: TinyModel, variant: str, folder: Path) -> Path:
         target / "tokenizer_config.json",
         {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"},
     )
-    tensors = {_renamed(model, name): _random(name, shape, weight) for name, shape, weight in _shapes(target)}
+    tensors = {checkpoint_name(model, name): _random(name, shape, weight) for name, shape, weight in _shapes(target)}
+    for name in (name for name in tensors if any(part in name for part in model.quiet)):
+        tensors[name] = (tensors[name] - _EIGHTH).astype(np.uint16)
     tensors |= {name: _random(name, shape, "") for name, shape in model.extra_tensors.items()}
-    # What follows the model lies in directories of its own.
-    for folder in sorted({name.rpartition("/")[0] for name in tensors}):
-        inside = {name: bits for name, bits in tensors.items() if name.rpartition("/")[0] == folder}
-        write_weights(
-            target / folder, [_source(name.rpartition("/")[2], bits) for name, bits in inside.items()], 1 << 30
-        )
+    folders: dict[str, list[TensorSource]] = {}
+    for name, bits in tensors.items():  # what follows the model lies in directories of its own
+        folder, _, own_name = name.rpartition("/")
+        folders.setdefault(folder, []).append(_source(own_name, bits))
+    for folder, sources in folders.items():
+        write_weights(target / folder, sources, 1 << 30)
     return target
 
 
@@ -110,7 +119,8 @@ def _source(name: str, bits: NDArray[np.uint16] | NDArray[np.uint8]) -> TensorSo
     return TensorSource(name, bits.shape, lambda: [bits], {2: "BF16", 1: "U8"}[bits.itemsize])
 
 
-def _renamed(model: TinyModel, name: str) -> str:
+def checkpoint_name(model: TinyModel, name: str) -> str:
+    """What the checkpoint calls a tensor of our rules."""
     ours, theirs = next((p for p in model.prefixes.items() if name.startswith(p[0])), ("", ""))
     return theirs + name.removeprefix(ours)
 
@@ -119,7 +129,7 @@ def _shapes(target: Path) -> list[tuple[str, tuple[int, ...], str]]:
     """Name, shape and kind of weight of every tensor that our rules cannot do without."""
     config = Config(target / "config.json", json.loads((target / "config.json").read_text("utf-8")))
     architecture = lookup(config)
-    rules = architecture.tensors(config.text_model().with_defaults(architecture.defaults))
+    rules = architecture.tensors(text_config(config, architecture))
     is_packed = config.quantization_method == "mxfp4"
     found = {
         name: (name, shape, kind)
@@ -140,13 +150,15 @@ def _stored(rule: TensorRule, part: Part, is_packed: bool) -> list[tuple[str, tu
 
 
 def _kind(rule: TensorRule) -> str:
-    if not rule.name.endswith("norm.weight"):
+    if not rule.name.removesuffix(".weight").endswith("norm"):
         return ""
     return "norm around 0" if rule.add else "norm around 1"
 
 
 # The magnitudes: 2^LEAST to 2^(LEAST + 4). Matrices then neither swell nor shrink what passes through them.
 _LEAST_EXPONENT = -7
+_EIGHTH = np.uint16(3 << 7)
+"""Taken from the bits of a BF16 number: three from its exponent."""
 
 
 def _random(name: str, shape: Any, kind: str) -> NDArray[np.uint16] | NDArray[np.uint8]:

@@ -12,18 +12,24 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.api.embed import load_encoder
-from edgeinfer.api.files import read_text
+from edgeinfer.api.embed import open_encoder
+from edgeinfer.api.files import checked_header, read_text
 from edgeinfer.api.imatrix import imatrix
 from edgeinfer.api.load import load
-from edgeinfer.api.source import locate
+from edgeinfer.api.source import locate, locate_base
 from edgeinfer.api.vocabulary import open_vocabulary
+from edgeinfer.convert.adapters.conversion import plan_adapter, verify_adapter
+from edgeinfer.convert.adapters.peft import is_adapter, open_adapter
 from edgeinfer.convert.imatrix import ExpectedMatrix
 from edgeinfer.convert.kept_errors import KeptErrors
 from edgeinfer.convert.measure import measure
 from edgeinfer.convert.pipeline import Planned, check_target, execute, prepare
+<<<<<<< HEAD
 from edgeinfer.convert.resolve import TensorPlan
 from edgeinfer.convert.target import Measure, rule_of_thumb
+=======
+from edgeinfer.convert.verify import verify
+>>>>>>> next
 from edgeinfer.errors import CheckFailedError, UsageError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.home import home
@@ -80,8 +86,17 @@ def plan_conversion(
     """
     target = Path(output) if output is not None else None
     located = locate(source, target, options)
+<<<<<<< HEAD
     measure = rule_of_thumb if options.calibrate is not None else _measuring(options, progress)
     planned = prepare(located.path, target, options, open_vocabulary, repository=located.repository, measure=measure)
+=======
+    if is_adapter(located.path):
+        adapter = open_adapter(located.path)
+        return plan_adapter(adapter, locate_base(adapter, options.base), target, options)
+    if options.base is not None:
+        raise UsageError(f"--base has no effect: {source} is no adapter", "drop it")
+    planned = prepare(located.path, target, options, open_vocabulary, repository=located.repository)
+>>>>>>> next
     if options.calibrate is not None:
         _check_calibration(planned, Path(options.calibrate))
     return planned
@@ -95,11 +110,12 @@ def run_conversion(
     """Carry out a planned conversion; `progress` is told the input bytes just done and their total."""
     if options.calibrate is not None:
         return _run_calibrated(planned, options, Path(options.calibrate), progress)
+    quantizer = GGMLQuantizer()
     seconds = execute(
         planned,
         options,
-        GGMLQuantizer(),
-        _open_encoder if planned.plan.is_encoder else _open_decoder,
+        quantizer,
+        lambda path: _verify(path, planned, quantizer),
         options.threads or default_threads(),
         progress,
     )
@@ -122,6 +138,14 @@ def run_conversion(
         verified=options.verify,
         tensor_types=plan.weights_by_type,
     )
+
+
+def _verify(path: Path, planned: Planned, quantizer: GGMLQuantizer) -> None:
+    if planned.plan.is_adapter:
+        verify_adapter(path, planned.plan, quantizer)
+        return
+    opener = _open_encoder if planned.plan.is_encoder else _open_decoder
+    verify(path, planned.plan, planned.tokenizer, quantizer, opener)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +171,7 @@ def _open_decoder(path: Path) -> Iterator[_Opened]:
 
 @contextmanager
 def _open_encoder(path: Path) -> Iterator[_Opened]:
-    with load_encoder(path, _VERIFY_OPTIONS) as model:
+    with open_encoder(checked_header(path), _VERIFY_OPTIONS) as model:
         yield _Opened(model.vocabulary, model.embed_tokens)
 
 
@@ -169,7 +193,11 @@ def _run_calibrated(
     with tempfile.TemporaryDirectory(prefix=".edgeinfer-", dir=planned.output.parent) as folder:
         model, matrix = Path(folder, "q8_0.gguf"), Path(folder, ExpectedMatrix(text).name)
         plain = ConvertOptions(
-            type="Q8_0", allow_requantize=options.allow_requantize, threads=options.threads, verify=False
+            type="Q8_0",
+            lora=options.lora,
+            allow_requantize=options.allow_requantize,
+            threads=options.threads,
+            verify=False,
         )
         run_conversion(_planned_as(planned, model, plain), plain)
         imatrix(model, text, matrix, threads=options.threads)
@@ -196,6 +224,8 @@ def _measuring(options: ConvertOptions, progress: Callable[[int, int], None]) ->
 
 def convert(source: str | Path, output: str | Path | None = None, options: ConvertOptions = _DEFAULTS) -> Converted:
     """Quantize `source` into a GGUF file: a Hugging Face checkpoint (directory or Hub id) or another GGUF file.
+
+    A PEFT adapter becomes a GGUF adapter, for `RuntimeOptions.lora`.
 
     `output` defaults to `NAME-TYPE.gguf` in the current directory; it appears only when it is complete and checked.
     Raises UsageError, NotFoundError, UnusableInputError (a broken or unknown source), ResourceError (no space, not

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.api.files import checked_header, resolve
 from edgeinfer.api.vocabulary import begin_vocabulary
-from edgeinfer.errors import UnusableInputError
+from edgeinfer.errors import UnusableInputError, UsageError
+from edgeinfer.gguf_file.describe import is_encoder, reads_both_ways
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.native.encoder import NativeEncoder, Pooling
 from edgeinfer.native.model import NativeModel
@@ -19,29 +21,53 @@ from edgeinfer.options import RuntimeOptions
 from edgeinfer.types import Tokens, Vocabulary
 
 # GGUF's numbers (include/llama.h, llama_pooling_type); a file that states none leaves it to its user.
-_POOLING: dict[int, Pooling] = {0: "mean", 1: "mean", 2: "cls", 3: "last"}
+_RANK = 4
+_POOLING: dict[int, Pooling] = {0: "mean", 1: "mean", 2: "cls", 3: "last", _RANK: "rank"}
 
 
 def load_encoder(model: str | Path, options: RuntimeOptions | None = None) -> Encoder:
-    """Load an encoder (BERT, XLM-RoBERTa, Nomic-BERT). Close it, or use it in a `with` statement.
+    """Load an encoder (BERT, EmbeddingGemma, Qwen3-Embedding, …). Close it, or use it in a `with` statement.
 
-    Raises NotFoundError, UnusableInputError for a file that is damaged or generates text, ResourceError when memory
-    does not suffice.
+    Raises NotFoundError, UnusableInputError for a file that is damaged, generates text or ranks, ResourceError when
+    memory does not suffice.
     """
     path = resolve(model)
     header = checked_header(path)
-    stated = header.metadata.number(f"{header.architecture}.pooling_type", 0)
+    if _stated_pooling(header) == _RANK:
+        raise UnusableInputError(f"{path}: a reranker, which makes scores and no vectors", "use an embedding model")
+    return open_encoder(header, options)
+
+
+def open_encoder(header: Header, options: RuntimeOptions | None = None) -> Encoder:
+    """The same for a reranker too, whose vectors are the probabilities of its answers."""
+    path, stated = header.path, _stated_pooling(header)
     pooling = _POOLING.get(stated)
     if pooling is None:
         raise UnusableInputError(f"{path}: pooling {stated} is unknown", "known are mean, cls and last token")
+    length = header.hyperparameter("embedding_length", 0)
+    if header.hyperparameter("embedding_length_out", length) != length:
+        raise UnusableInputError(f"{path}: makes vectors of another length than its outputs", "use another model")
     options = options or RuntimeOptions()
+    if options.lora:
+        raise UsageError(
+            "lora: adapters are for models that generate text",
+            "merge it: `edgeinfer convert CHECKPOINT --lora ADAPTER`",
+        )
     vocabulary_over = begin_vocabulary(header)
     native = NativeModel(path, mmap=options.mmap, mlock=options.mlock)
     try:
-        return Encoder(native, NativeEncoder(native, options, pooling), vocabulary_over(native.vocabulary), header)
+        encoder = NativeEncoder(native, options, pooling, is_causal=not reads_both_ways(header))
+        if encoder.memory and not is_encoder(header):
+            encoder.close()
+            raise UnusableInputError(f"{path}: the model generates text, it is no encoder", "use `edgeinfer run`")
+        return Encoder(native, encoder, vocabulary_over(native.vocabulary), header)
     except BaseException:
         native.close()
         raise
+
+
+def _stated_pooling(header: Header) -> Any:
+    return header.hyperparameter("pooling_type", 0)
 
 
 class Encoder:

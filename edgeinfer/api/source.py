@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 
+from edgeinfer.convert.adapters.peft import PeftAdapter
 from edgeinfer.convert.checkpoint import SOURCE_HINT
 from edgeinfer.convert.file_types import file_type
 from edgeinfer.errors import NotFoundError, ResourceError, UsageError
@@ -44,6 +46,24 @@ def locate(source: str | Path, output: Path | None, options: ConvertOptions) -> 
         _check_space(snapshot, hub.check_space(snapshot), output, options)
         folder = hub.download(snapshot)
     return Located(folder, hub_id.repository)
+
+
+def locate_base(adapter: PeftAdapter, base: str | PathLike[str] | None) -> Path:
+    """The directory with the config of the model that an adapter was trained on: `base`, or what the adapter states.
+
+    Of a model on the Hub that is nowhere here, only the config is fetched. Raises UsageError where nothing is stated,
+    NotFoundError, and the errors of `hub.look_up`.
+    """
+    name = str(adapter.base if base is None else base)
+    if not name:
+        raise UsageError(f"{adapter.path}: the adapter does not say what it was trained on", "give it with --base")
+    if os.path.lexists(name):
+        return Path(name)
+    revision = f"@{adapter.revision}" if base is None and adapter.revision and "@" not in name else ""
+    hub_id = parse_id(f"{name}{revision}")
+    if hub_id is None:
+        raise NotFoundError(f"{name}: the base model of the adapter is not here", "give its directory with --base")
+    return hub.cached(hub_id) or hub.fetch_config(hub_id)
 
 
 def _check_space(snapshot: hub.Snapshot, cache: Path, output: Path | None, options: ConvertOptions) -> None:

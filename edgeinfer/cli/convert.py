@@ -15,7 +15,11 @@ import typer
 from edgeinfer.cli import console, progress, table
 from edgeinfer.cli.runtime_options import Threads
 from edgeinfer.errors import UsageError
+<<<<<<< HEAD
 from edgeinfer.options import DEFAULT_FILE_TYPE, ConvertOptions
+=======
+from edgeinfer.options import ConvertOptions, parse_adapter
+>>>>>>> next
 
 if TYPE_CHECKING:
     from edgeinfer.api.convert import Converted
@@ -28,7 +32,10 @@ _DEFAULTS = ConvertOptions()
 def command(
     source: Annotated[
         str,
-        typer.Argument(metavar="SOURCE", help="Hugging Face checkpoint (directory or ORG/NAME[@REVISION]), or .gguf."),
+        typer.Argument(
+            metavar="SOURCE",
+            help="Hugging Face checkpoint or PEFT adapter (directory or ORG/NAME[@REVISION]), or .gguf.",
+        ),
     ],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="OUT", help="File to write [default: NAME-TYPE.gguf here].")
@@ -39,7 +46,11 @@ def command(
             "-t",
             "--type",
             metavar="TYPE",
+<<<<<<< HEAD
             help=f"File type as llama.cpp names them: Q8_0, … [default: {DEFAULT_FILE_TYPE}].",
+=======
+            help="File type as llama.cpp names them: Q8_0, Q6_K, … [default: Q4_K_M; F32 for an adapter].",
+>>>>>>> next
         ),
     ] = _DEFAULTS.type,
     target_bpw: Annotated[
@@ -79,6 +90,16 @@ def command(
     split_max_size: Annotated[
         str | None, typer.Option("--split-max-size", metavar="SIZE", help="Write shards of up to SIZE: 500M, 2G.")
     ] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option("--lora", metavar="DIR[=SCALE]", help="Merge a PEFT adapter into the weights (repeatable)."),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base", metavar="CHECKPOINT", help="What an adapter was trained on [default: what the adapter states]."
+        ),
+    ] = None,
     threads: Threads = _DEFAULTS.threads,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = _DEFAULTS.overwrite,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Don't reopen and check the result.")] = False,
@@ -102,6 +123,8 @@ def command(
         split_max_size=None if split_max_size is None else _nbytes(split_max_size),
         imatrix=imatrix,
         calibrate=calibrate,
+        lora=tuple(map(parse_adapter, lora or ())),
+        base=base,
         threads=threads,
         overwrite=overwrite,
         verify=not no_verify,

@@ -29,6 +29,11 @@ class Config:
         """The same config with some values replaced."""
         return Config(self.path, {**self.values, **values}, self._defaults)
 
+    def renamed(self, synonyms: Mapping[str, str]) -> Config:
+        """The same config with values under other names, too: `synonyms` tells the new name of an old one."""
+        stated = {new: self.values[old] for old, new in synonyms.items() if self.values.get(old) is not None}
+        return self.with_values(stated)
+
     def text_model(self) -> Config:
         """The config of a multimodal model's text model: its section over what stands outside of it; else itself."""
         section = self.values.get("text_config")
@@ -89,14 +94,23 @@ class Config:
     @property
     def quantization_method(self) -> str | None:
         """The name of the method that the weights (or the text model's) were quantized with, if any."""
+        section = self._quantization_section()
+        if isinstance(section, dict):
+            return str(section.get("quant_method") or _unnamed_method(section))
+        return None if section is None else reprlib.repr(section)
+
+    @property
+    def quantization(self) -> Config:
+        """The settings of that method."""
+        section = self._quantization_section()
+        return Config(self.path, section if isinstance(section, dict) else {})
+
+    def _quantization_section(self) -> Any:
         text = self.values.get("text_config")
         for values in (self.values, text if isinstance(text, dict) else {}):
             for key in ("quantization_config", "compression_config"):
-                section = values.get(key)
-                if isinstance(section, dict):
-                    return str(section.get("quant_method") or _unnamed_method(section))
-                if section is not None:
-                    return reprlib.repr(section)
+                if values.get(key) is not None:
+                    return values[key]
         return None
 
     @property

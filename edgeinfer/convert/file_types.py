@@ -57,6 +57,7 @@ FILE_TYPES = {
         FileType("MXFP4_MOE", 38, _T.MXFP4),
     )
 }
+DEFAULT = "Q4_K_M"
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 
 TENSOR_TYPES = (
@@ -66,9 +67,9 @@ TENSOR_TYPES = (
 )  # fmt: skip
 
 
-def file_type(name: str) -> FileType:
-    """Look up a file type by name, any case; UsageError with the list when there is none."""
-    upper = name.upper()
+def file_type(name: str | None) -> FileType:
+    """Look up a file type by name, any case; UsageError with the list when there is none. None is the default."""
+    upper = (name or DEFAULT).upper()
     found = FILE_TYPES.get(ALIASES.get(upper, upper))
     if found is None:
         similar = get_close_matches(upper, FILE_TYPES, n=1)

@@ -75,6 +75,12 @@ _NEVER_QUANTIZED = (
 )  # fmt: skip
 
 
+_EITHER_PRECISION = (
+    "altup_proj.weight", "altup_unembd_proj.weight", "altup_router.weight", "laurel_l.weight", "laurel_r.weight",
+    "per_layer_model_proj.weight",
+)  # fmt: skip
+
+
 def may_quantize(name: str, shape: tuple[int, ...]) -> bool:
     """Whether llama.cpp quantizes this tensor at all: weights of two dimensions and up, bar small or touchy ones."""
     if len(shape) < 2 or not name.endswith("weight"):
@@ -84,6 +90,7 @@ def may_quantize(name: str, shape: tuple[int, ...]) -> bool:
     return not any(part in name for part in _NEVER_QUANTIZED)
 
 
+<<<<<<< HEAD
 def is_decided(overrides: Overrides, name: str, *, is_tied: bool) -> bool:
     """Whether the user decided this tensor's type; `is_tied` where the embedding serves as the head, too."""
     match category(name):
@@ -92,6 +99,11 @@ def is_decided(overrides: Overrides, name: str, *, is_tied: bool) -> bool:
         case "output" if overrides.output is not None:
             return True
     return any(pattern.search(name) for pattern, _ in overrides.by_name)
+=======
+def may_be_half(name: str) -> bool:
+    """Whether a tensor of two dimensions that is never quantized stays in half precision all the same."""
+    return any(part in name for part in _EITHER_PRECISION)
+>>>>>>> next
 
 
 def requires_imatrix(name: str, choice: GGMLType, file_type: FileType) -> bool:

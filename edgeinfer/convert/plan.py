@@ -14,10 +14,11 @@ from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.file_types import FileType, file_type, tensor_type
 from edgeinfer.convert.imatrix import ExpectedMatrix, ImportanceMatrix
 from edgeinfer.convert.metadata import general_metadata
-from edgeinfer.convert.mixture import Overrides, assign, may_quantize, requires_imatrix
+from edgeinfer.convert.mixture import Overrides, assign, may_be_half, may_quantize, requires_imatrix
 from edgeinfer.convert.mixture_rules import ModelFacts, category
 from edgeinfer.convert.resolve import TensorPlan, resolve
 from edgeinfer.convert.split import OutputFile, share_out
+from edgeinfer.convert.tokenizer.templates import with_templates
 from edgeinfer.errors import NotFoundError, UsageError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.gguf_file.shards import shard_name, shard_parts
@@ -59,8 +60,14 @@ class ConvertPlan:
 
     @property
     def is_encoder(self) -> bool:
-        """Whether the model sees the whole text at once and makes vectors of it, rather than further text."""
-        return self.metadata.get(f"{self.architecture}.attention.causal") is False
+        """Whether the model makes vectors or scores of texts, rather than further text."""
+        causal, pooling = (self.metadata.get(f"{self.architecture}.{k}") for k in ("attention.causal", "pooling_type"))
+        return causal is False or bool(pooling)
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether the file adds to a model, rather than being one."""
+        return self.metadata.get("general.type") == "adapter"
 
     @property
     def bits_per_weight_without_fallbacks(self) -> float:
@@ -126,7 +133,7 @@ def build(
         "general.type": "model",
         **{f"general.{key}": value for key, value in general.items()},
         **{f"{architecture.name}.{key}": value for key, value in hyperparameters.items()},
-        **tokenizer_metadata,
+        **with_templates(tokenizer_metadata, architecture.templates(config)),
         "general.quantization_version": QUANTIZATION_VERSION,
         "general.file_type": wanted.id,
         **(matrix.metadata() if matrix else {}),
@@ -221,7 +228,7 @@ def _facts(architecture: Architecture, hyperparameters: Mapping[str, Any]) -> Mo
 
 def _float_type(tensor: TensorPlan, wanted: FileType) -> GGMLType:
     """The type of a tensor that isn't quantized: F32 for vectors and norms, else the asked or the checkpoint's own."""
-    if len(tensor.shape) < 2 or not may_quantize(tensor.name, tensor.shape):
+    if len(tensor.shape) < 2 or not (may_quantize(tensor.name, tensor.shape) or may_be_half(tensor.name)):
         return GGMLType.F32
     return tensor.parts[0].type if wanted.default.is_quantized else wanted.default
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from edgeinfer.convert.architectures.base import Architecture
 from edgeinfer.convert.checkpoint import Checkpoint, TensorSpec
+from edgeinfer.convert.config import Config
 from edgeinfer.errors import UnusableInputError
 
 # How multimodal checkpoints name the text model's tensors, by the versions of transformers that saved them.
@@ -27,7 +28,7 @@ def text_model(checkpoint: Checkpoint, architecture: Architecture) -> Checkpoint
 
     Raises UnusableInputError when two tensors then have the same name.
     """
-    config = checkpoint.config.text_model().with_defaults(architecture.defaults)
+    config = text_config(checkpoint.config, architecture)
     tensors: dict[str, TensorSpec] = {}
     left_out: Counter[str] = Counter()
     for name, spec in checkpoint.tensors.items():
@@ -48,6 +49,11 @@ def text_model(checkpoint: Checkpoint, architecture: Architecture) -> Checkpoint
         tensors[name] = spec
     notes = tuple(f"{count} tensors of {part} (only the text model converts)" for part, count in left_out.items())
     return replace(checkpoint, config=config, tensors=tensors, left_out=notes)
+
+
+def text_config(config: Config, architecture: Architecture) -> Config:
+    """The text model's config, with the names of keys and the defaults of the architecture."""
+    return config.text_model().renamed(architecture.synonyms).with_defaults(architecture.defaults)
 
 
 def _text_name(name: str) -> str:

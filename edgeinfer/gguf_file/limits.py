@@ -23,6 +23,11 @@ TENSOR_ALIGNMENT = 32
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # Numbers that are no weights, and the two types that activations have.
 _NO_KERNELS = {GGMLType[name] for name in ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")}
+_GEMMA3N_CACHES = 20
+_DENSE = ("dense_2", "dense_3")
+_DELTA_NETS = ("qwen3next", "qwen35", "qwen35moe")
+_WITH_SECTIONS = ("qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")
+_MAX_SECTION = 1 << 16
 _TOKEN_TABLE = "ffn_gate_tid2eid"  # the one tensor whose integers are no weights
 
 
@@ -32,6 +37,10 @@ def check_limits(header: Header) -> None:
         raise UnusableInputError(
             f"{header.path}: an importance matrix, not a model", "give it to `edgeinfer convert --imatrix`"
         )
+    if header.metadata.text("general.type") == "adapter":
+        raise UnusableInputError(
+            f"{header.path}: an adapter, not a model", "give it to its model: `edgeinfer run MODEL --lora ADAPTER`"
+        )
     if not header.architecture:
         _fail(header, "general.architecture is missing: this is not a model")
     blocks = header.hyperparameter("block_count")
@@ -40,6 +49,12 @@ def check_limits(header: Header) -> None:
     if blocks is not None and _count(header, "nextn_predict_layers") > blocks:
         _fail(header, "has more prediction layers than layers")
     _check_experts(header)
+    if header.architecture == "gemma-embedding":
+        _check_matrices_after_pooling(header)
+    if header.architecture in ("gemma3n", "gemma4"):
+        _check_shared_caches(header, blocks or 0)
+    if header.metadata.text("modern-bert.hidden_activation") == "relu":
+        _fail(header, "has the hidden_activation 'relu', which is none of a gated feed-forward")
     scaling = header.metadata.text(f"{header.architecture}.rope.scaling.type", "none")
     if scaling not in ROPE_SCALINGS:
         _fail(header, f"has the unknown rope scaling {scaling!r}")
@@ -47,6 +62,8 @@ def check_limits(header: Header) -> None:
         rotated = header.hyperparameter(name, 2)  # none at all keeps the library busy for ever
         if rotated < 1 or rotated % 2:
             _fail(header, f"has the {name} {rotated}")
+    _check_states(header)
+    _check_sections(header)
     for name in ("layer_norm_epsilon", "layer_norm_rms_epsilon"):
         epsilon = header.hyperparameter(f"attention.{name}", 0)
         if not 0 <= epsilon < 1:
@@ -56,6 +73,29 @@ def check_limits(header: Header) -> None:
     _check_types(header)
     if fault := fault_in_vocabulary(header.metadata):
         _fail(header, fault)
+
+
+def _check_states(header: Header) -> None:
+    """Of delta nets, whose heads the library divides by each other, and whose layers it counts off."""
+    if header.architecture not in _DELTA_NETS:
+        return
+    names = ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")
+    kernel, length, n_key, n_value, inner = (_count(header, f"ssm.{name}") for name in names)
+    if kernel < 2 or not length or not n_key or not n_value or n_value % n_key or inner != length * n_value:
+        _fail(header, f"has impossible states: {n_value} of {length} for {n_key} keys, {inner} in all, kernel {kernel}")
+    if header.hyperparameter("full_attention_interval", 4) < 1:
+        _fail(header, "has a full_attention_interval of 0")
+
+
+def _check_sections(header: Header) -> None:
+    """Of rope, which the library counts modulo their sum; one number stands for all four."""
+    if header.architecture not in _WITH_SECTIONS:
+        return
+    stated = header.metadata.get(f"{header.architecture}.rope.dimension_sections")
+    is_integers = isinstance(stated, int) or (isinstance(stated, np.ndarray) and stated.dtype.kind in "iu")
+    sections = [int(length) for length in np.atleast_1d(np.asarray(stated, object))[:4]] if is_integers else []
+    if not any(sections) or not all(0 <= length <= _MAX_SECTION for length in sections):
+        _fail(header, f"has the impossible rope.dimension_sections {sections}")
 
 
 def _check_types(header: Header) -> None:
@@ -83,6 +123,39 @@ def _check_experts(header: Header) -> None:
         sound = experts % groups == 0 and 0 < groups_used < groups
     if not sound:
         _fail(header, f"has impossible experts: {most_used} of {experts}, {groups_used} of {groups} groups")
+
+
+def _check_matrices_after_pooling(header: Header) -> None:
+    """Those of EmbeddingGemma must end with vectors as long as the library reads."""
+    embedding = length = _count(header, "embedding_length")
+    tensors = {tensor.name: tensor.shape for tensor in header.tensors}
+    sides = {name: tuple(_count(header, f"{name}_feat_{side}") for side in ("in", "out")) for name in _DENSE}
+    for name, (n_in, n_out) in sides.items():
+        if (weight := tensors.get(f"{name}.weight")) is not None:
+            if weight != (n_in, n_out) or n_in != length:
+                _fail(header, f"has the impossible matrix {name} of {n_in} by {n_out}")
+            length = n_out
+    ends = {length, sides["dense_2"][0], sides["dense_3"][1]}
+    if ends - {0, embedding}:
+        _fail(header, f"makes vectors of another length than {embedding}")
+
+
+def _check_shared_caches(header: Header, blocks: int) -> None:
+    """The last layers of Gemma 3n and 4 look into the cache of the last one before them with a window, or without."""
+    pattern = header.metadata.get(f"{header.architecture}.attention.sliding_window_pattern")
+    windowed = [bool(kind) for kind in pattern] if isinstance(pattern, np.ndarray) else []
+    if header.architecture == "gemma3n":
+        with_cache = _GEMMA3N_CACHES
+        windowed = windowed or [(i + 1) % 5 > 0 for i in range(blocks)]
+    else:
+        with_cache = blocks - _count(header, "attention.shared_kv_layers")
+    if with_cache >= blocks:
+        return
+    sharing = set(windowed[with_cache:blocks])
+    sound = with_cache >= 2 and len(windowed) >= blocks
+    sound = sound and not (True in sharing and not windowed[with_cache - 2])
+    if not sound or (False in sharing and windowed[with_cache - 1]):
+        _fail(header, "has layers that share the cache of one that is unlike them")
 
 
 def _count(header: Header, name: str) -> int:

@@ -1,10 +1,10 @@
-"""`--all-types`: compare the data of every type, not only of the two that are quick to make."""
+"""`--all-types`: compare the data of every type, not only of what isn't quantized, and every table of types."""
 
 from __future__ import annotations
 
 import pytest
 
-QUICK_TYPES = ("BF16", "Q4_0")
+QUICK_TYPES = ("BF16",)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -21,9 +21,10 @@ from random_checkpoint import PLAIN, make_checkpoint, model_names, prompt, read_
 from shared_work import shared_by_conversions
 
 from edgeinfer.api.convert import plan_conversion, run_conversion
-from edgeinfer.api.embed import load_encoder
+from edgeinfer.api.embed import open_encoder
 from edgeinfer.api.load import load
 from edgeinfer.errors import UsageError
+from edgeinfer.gguf_file.describe import is_encoder
 from edgeinfer.gguf_file.header import Header, read_header
 from edgeinfer.options import ConvertOptions, RuntimeOptions
 from edgeinfer.types import Refusal, Row, Tokens
@@ -54,8 +55,10 @@ def test_every_model_has_golden_data() -> None:
     assert set(golden) == set(model_names()), "scripts/conformance.py --update MODEL"
 
 
-def test_every_tensor_has_the_type_that_llama_cpp_gives_it(case: Case) -> None:
-    for file_type, table in case.expected["tables"].items():
+def test_every_tensor_has_the_type_that_llama_cpp_gives_it(case: Case, pytestconfig: pytest.Config) -> None:
+    tables = case.expected["tables"]
+    for file_type in tables if pytestconfig.getoption("--all-types") else TYPES:
+        table = tables[file_type]
         options = ConvertOptions(type=file_type)
         if table is None:
             with pytest.raises(UsageError, match="needs an importance matrix"):
@@ -80,8 +83,7 @@ def test_tensors_are_llama_cpps_to_the_byte(case: Case, file_type: str, tmp_path
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = read_model(name)
     header = _convert(make_checkpoint(model, PLAIN, tmp_path), "F32", tmp_path, verify=True)
-    is_encoder = header.metadata.get(f"{header.architecture}.attention.causal") is False
-    outputs = _embedding(header.path, prompt(model)) if is_encoder else _logits(header.path, prompt(model))
+    outputs = _embedding(header, prompt(model)) if is_encoder(header) else _logits(header.path, prompt(model))
     for position, expected in golden[name]["logits"].items():
         np.testing.assert_allclose(outputs[int(position)], expected, rtol=0, atol=model.tolerance)
 
@@ -94,8 +96,8 @@ def _logits(path: Path, tokens: Tokens) -> NDArray[np.float32]:
         return logits.copy()
 
 
-def _embedding(path: Path, tokens: Tokens) -> NDArray[np.float32]:
-    with load_encoder(path) as encoder:
+def _embedding(header: Header, tokens: Tokens) -> NDArray[np.float32]:
+    with open_encoder(header) as encoder:
         return encoder.embed_tokens(tokens)[None]
 
 

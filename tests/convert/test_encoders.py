@@ -149,6 +149,15 @@ def test_xlm_roberta_positions_begin_after_the_padding_token(tmp_path: Path) -> 
         ("nomic-bert", {"qkv_proj_bias": True}),
         ("nomic-bert", {"rotary_emb_fraction": 0.5}),
         ("nomic-bert", {"n_head": 3}),
+        ("modern-bert", {"hidden_activation": "relu"}),
+        ("modern-bert", {"attention_bias": True}),
+        ("modern-bert", {"norm_bias": True}),
+        ("modern-bert", {"num_attention_heads": 3}),
+        ("modern-bert", {"local_attention": -1}),
+        ("modern-bert", {"global_attn_every_n_layers": 0}),
+        ("modern-bert", {"rope_scaling": {"rope_type": "linear", "factor": 2}}),
+        ("modern-bert", {"layer_types": ["full_attention"] * 4}),
+        ("modern-bert", {"local_rope_theta": "x"}),
     ],
     ids=str,
 )
@@ -157,6 +166,33 @@ def test_what_llama_cpp_would_compute_differently_is_refused(name: str, change: 
     change_json(checkpoint / "config.json", change)
     with pytest.raises(UnusableInputError, match=r"config\.json"):
         _plan(checkpoint)
+
+
+def test_modern_bert_with_a_head_and_in_todays_words(tmp_path: Path) -> None:
+    checkpoint = _make("modern-bert", tmp_path)
+    expected = _plan(checkpoint)
+    names = [(f'"{name}.'.encode(), f'"model.{name}.'.encode()) for name in ("embeddings", "layers", "final_norm")]
+    _rename(checkpoint, *names)
+    ropes = {"full_attention": {"rope_theta": 160000.0}, "sliding_attention": {"rope_theta": 1000.0}}
+    changes = {
+        "architectures": ["ModernBertForMaskedLM"],
+        "global_rope_theta": None,
+        "local_rope_theta": 5.0,
+        "rope_parameters": ropes,
+        "global_attn_every_n_layers": None,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    }
+    change_json(checkpoint / "config.json", changes)
+    plan = _plan(checkpoint)
+    assert [(t.name, t.shape, t.type) for t in plan.tensors] == [(t.name, t.shape, t.type) for t in expected.tensors]
+    for key in (key for key in expected.metadata if key.startswith("modern-bert.")):
+        assert plan.metadata[key] == expected.metadata[key]
+
+
+def test_modern_bert_without_a_rope_for_windows_has_the_other_there_too(tmp_path: Path) -> None:
+    checkpoint = _make("modern-bert", tmp_path)
+    change_json(checkpoint / "config.json", {"local_rope_theta": None})
+    assert _plan(checkpoint).metadata["modern-bert.rope.freq_base_swa"] == 160000.0
 
 
 def test_an_encoder_is_loaded_as_one_and_refused_as_anything_else(bert: Path, tmp_path: Path) -> None:

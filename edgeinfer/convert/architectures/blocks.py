@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from edgeinfer.convert.architectures.base import (
+    Part,
     RowTransform,
     TensorRule,
     head_dim,
@@ -72,6 +73,28 @@ def head_norms(config: Config, to: str, at: str, *, add: float = 0.0) -> Iterato
     """Norms over each head of query and key."""
     yield from norm(f"{to}.attn_q_norm", f"{at}.self_attn.q_norm", head_dim(config), add=add)
     yield from norm(f"{to}.attn_k_norm", f"{at}.self_attn.k_norm", head_dim(config), add=add)
+
+
+def fused_qkv(name: str, source: str, shape: tuple[int, ...], head_dim: int, q_per_kv: int = 1) -> TensorRule:
+    """Query, key and value in one matrix (or bias), which the checkpoint has together for each key-value head.
+
+    There, the rows of `q_per_kv` query heads, of the key and of the value follow each other; in GGUF all queries come
+    first, then all keys, then all values.
+    """
+    n_blocks = q_per_kv + 2
+    spans = ((0, q_per_kv), (q_per_kv, q_per_kv + 1), (q_per_kv + 1, n_blocks))
+    return TensorRule(
+        name, shape, tuple(Part(source, shape, transform=some_blocks(n_blocks, head_dim, *span)) for span in spans)
+    )
+
+
+def some_blocks(n_blocks: int, block_rows: int, first: int, end: int) -> RowTransform:
+    """Of every `n_blocks` blocks of `block_rows` rows, the blocks from `first` to before `end`."""
+    return RowTransform(
+        n_blocks * block_rows,
+        lambda rows: rows.reshape(-1, n_blocks, block_rows, rows.shape[1])[:, first:end],
+        rows_kept=(end - first) * block_rows,
+    )
 
 
 def gated_ffn(to: str, at: str, embd: int, ffn: int, *, suffix: str = "", bias: bool = False) -> Iterator[TensorRule]:

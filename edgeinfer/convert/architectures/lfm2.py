@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,17 +18,7 @@ from edgeinfer.convert.architectures.base import (
     rope_metadata,
     tensor,
 )
-from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.config import Config
-
-_OLD_KEYS = {"theta": "rope_theta", "tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
-
-
-def adapted(checkpoint: Checkpoint) -> Checkpoint:
-    """The first configs' names of some keys, which go before today's."""
-    config = checkpoint.config
-    renamed = {new: config.get(old) for old, new in _OLD_KEYS.items() if config.get(old) is not None}
-    return replace(checkpoint, config=config.with_values(renamed))
 
 
 def metadata(config: Config) -> dict[str, Any]:
@@ -126,5 +115,5 @@ ARCHITECTURE = Architecture(
     },
     metadata=metadata,
     tensors=tensors,
-    adapted=adapted,
+    synonyms={"theta": "rope_theta", "tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"},
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,15 @@ def template_metadata(directory: Path, settings: dict[str, Any]) -> dict[str, An
         metadata["tokenizer.chat_templates"] = sorted(by_name)
         metadata.update({f"tokenizer.chat_template.{name}": by_name[name] for name in sorted(by_name)})
     return metadata
+
+
+def with_templates(metadata: dict[str, Any], templates: Mapping[str, str]) -> dict[str, Any]:
+    """The tokenizer's keys with further templates by name."""
+    if not templates:
+        return metadata
+    names = sorted({*metadata.get("tokenizer.chat_templates", ()), *templates})
+    texts = {f"tokenizer.chat_template.{name}": text for name, text in templates.items()}
+    return {**metadata, "tokenizer.chat_templates": names, **texts}
 
 
 def _default_template(directory: Path, settings: dict[str, Any]) -> Any:

@@ -1,0 +1,46 @@
+"""Whole numbers of a few bits each, packed into words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[Any]
+"""Unsigned integers."""
+WORDS: dict[str, np.dtype[Any]] = {
+    "I8": np.dtype("u1"),
+    "I16": np.dtype("<u2"),
+    "I32": np.dtype("<u4"),
+    "I64": np.dtype("<u8"),
+}
+"""The bits of packed words, by the type that they are stored as."""
+
+
+def unpack(words: Words, bits: int, first: int, count: int) -> Words:
+    """Numbers `[first, first + count)` of each row of `words`, which begins with number 0.
+
+    Number `i` has the bits `[i × bits, (i + 1) × bits)` of the row, the lowest first, across the words' borders.
+    """
+    word_bits = 8 * words.itemsize
+    word, shift = np.divmod(np.arange(first, first + count) * bits, word_bits)
+    values = extract(words, word, shift, bits)
+    across = shift + bits > word_bits
+    if across.any():
+        rest = words[:, word[across] + 1] << (word_bits - shift[across]).astype(words.dtype)
+        values[:, across] |= rest & words.dtype.type((1 << bits) - 1)
+    return values
+
+
+def extract(words: Words, word: NDArray[Any], shift: NDArray[Any], bits: int) -> Words:
+    """For each `i`, the `bits` bits of `words[:, word[i]]` from `shift[i]` on (or those that there are)."""
+    values = np.take(words, word, axis=1)
+    values >>= shift.astype(words.dtype)
+    values &= words.dtype.type((1 << bits) - 1)
+    return values
+
+
+def n_words(count: int, bits: int, word_bits: int = 32) -> int:
+    """Words that `count` numbers take."""
+    return -(-count * bits // word_bits)
