@@ -107,23 +107,12 @@ def logits(checkpoint: str, tokens: list[int]) -> Any:
     if "use_cache" not in inspect.signature(model.forward).parameters:
         options = {}
     with torch.inference_mode():
-<<<<<<< HEAD
-        outputs = model.eval()(torch.tensor([tokens]), use_cache=False)
-        if hasattr(outputs, "logits") and not (Path(checkpoint) / "modules.json").exists():
-            return outputs.logits[0].numpy()
-        if hasattr(outputs, "logits"):
-            outputs = model.model.eval()(torch.tensor([tokens]), use_cache=False)
-        return torch.nn.functional.normalize(pooled(Path(checkpoint), outputs.last_hidden_state[0]), dim=0)[
-            None
-        ].numpy()
-=======
         outputs = model.eval()(torch.tensor([tokens]), output_hidden_states=has_modules, **options)
     if hasattr(outputs, "logits") and not has_modules:
         return outputs.logits[0].numpy()
     last = outputs.hidden_states[-1] if hasattr(outputs, "logits") else outputs.last_hidden_state
     vector = pooled(Path(checkpoint), last[0], getattr(outputs, "logits", None))
     return torch.nn.functional.normalize(vector, dim=0)[None].numpy()
->>>>>>> next
 
 
 def pooled(checkpoint: Path, outputs: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor:
