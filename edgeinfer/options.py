@@ -158,8 +158,6 @@ class RuntimeOptions:
         return self.draft.endswith(".gguf")
 
 
-DEFAULT_FILE_TYPE = "Q4_K_M"
-LARGEST_FILE_TYPE = "Q8_0"
 DEFAULT_CTX_SIZE = 4096
 DEFAULT_CACHE_TYPE = "f16"
 UNQUANTIZED_CACHE_TYPES = ("f32", "f16", "bf16")
@@ -177,15 +175,11 @@ class ConvertOptions:
     """How a checkpoint becomes a GGUF file; llama-quantize's names."""
 
     type: str | None = None
-<<<<<<< HEAD
-    """None is `DEFAULT_FILE_TYPE`, unless the output is to have a size or bits per weight."""
+    """None is Q4_K_M, or F32 for an adapter, or what a size or bits per weight leave."""
     target_size: int | None = None
     """Instead of a type: the most bytes that the output may have, all its files together."""
     target_bpw: float | None = None
     """Instead of a type: the most bits per weight that the output may have in the mean."""
-=======
-    """None is Q4_K_M, or F32 for an adapter."""
->>>>>>> next
     tensor_type: tuple[tuple[str, str], ...] = ()
     """(regular expression, type) pairs; the first that is found in a tensor's name decides."""
     output_tensor_type: str | None = None
@@ -246,9 +240,9 @@ class ConvertOptions:
         return self.target_size is not None or self.target_bpw is not None
 
     @property
-    def file_type(self) -> str:
-        """The file type's name; with a target, that of the largest type that it is chosen from."""
-        return self.type or (LARGEST_FILE_TYPE if self.has_target else DEFAULT_FILE_TYPE)
+    def file_type(self) -> str | None:
+        """The file type's name, or None for the default; with a target, what tensors have until theirs is chosen."""
+        return "Q8_0" if self.has_target else self.type
 
 
 def parse_adapter(text: str) -> tuple[str, float]:

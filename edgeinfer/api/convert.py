@@ -24,12 +24,9 @@ from edgeinfer.convert.imatrix import ExpectedMatrix
 from edgeinfer.convert.kept_errors import KeptErrors
 from edgeinfer.convert.measure import measure
 from edgeinfer.convert.pipeline import Planned, check_target, execute, prepare
-<<<<<<< HEAD
 from edgeinfer.convert.resolve import TensorPlan
 from edgeinfer.convert.target import Measure, rule_of_thumb
-=======
 from edgeinfer.convert.verify import verify
->>>>>>> next
 from edgeinfer.errors import CheckFailedError, UsageError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.home import home
@@ -86,17 +83,13 @@ def plan_conversion(
     """
     target = Path(output) if output is not None else None
     located = locate(source, target, options)
-<<<<<<< HEAD
-    measure = rule_of_thumb if options.calibrate is not None else _measuring(options, progress)
-    planned = prepare(located.path, target, options, open_vocabulary, repository=located.repository, measure=measure)
-=======
     if is_adapter(located.path):
         adapter = open_adapter(located.path)
         return plan_adapter(adapter, locate_base(adapter, options.base), target, options)
     if options.base is not None:
         raise UsageError(f"--base has no effect: {source} is no adapter", "drop it")
-    planned = prepare(located.path, target, options, open_vocabulary, repository=located.repository)
->>>>>>> next
+    errors = rule_of_thumb if options.calibrate is not None else _measuring(options, progress)
+    planned = prepare(located.path, target, options, open_vocabulary, repository=located.repository, measure=errors)
     if options.calibrate is not None:
         _check_calibration(planned, Path(options.calibrate))
     return planned
@@ -208,8 +201,8 @@ def _run_calibrated(
 
 
 def _planned_as(planned: Planned, output: Path, options: ConvertOptions) -> Planned:
-    measure = _measuring(options, lambda done, total: None)
-    return prepare(planned.source, output, options, open_vocabulary, repository=planned.repository, measure=measure)
+    errors = _measuring(options, lambda done, total: None)
+    return prepare(planned.source, output, options, open_vocabulary, repository=planned.repository, measure=errors)
 
 
 def _measuring(options: ConvertOptions, progress: Callable[[int, int], None]) -> Measure:

@@ -15,11 +15,7 @@ import typer
 from edgeinfer.cli import console, progress, table
 from edgeinfer.cli.runtime_options import Threads
 from edgeinfer.errors import UsageError
-<<<<<<< HEAD
-from edgeinfer.options import DEFAULT_FILE_TYPE, ConvertOptions
-=======
 from edgeinfer.options import ConvertOptions, parse_adapter
->>>>>>> next
 
 if TYPE_CHECKING:
     from edgeinfer.api.convert import Converted
@@ -46,11 +42,7 @@ def command(
             "-t",
             "--type",
             metavar="TYPE",
-<<<<<<< HEAD
-            help=f"File type as llama.cpp names them: Q8_0, … [default: {DEFAULT_FILE_TYPE}].",
-=======
             help="File type as llama.cpp names them: Q8_0, Q6_K, … [default: Q4_K_M; F32 for an adapter].",
->>>>>>> next
         ),
     ] = _DEFAULTS.type,
     target_bpw: Annotated[

@@ -98,13 +98,9 @@ def prepare(
         if matrix is None and not options.calibrate:
             notes += ("without an importance matrix, errors of all columns of a weight counted alike for the types",)
     inputs |= {Path(path) for path in (options.imatrix, options.calibrate) if path}
-<<<<<<< HEAD
-    kind = label(options) if options.has_target else plan.file_type.name
-    output = output or Path(f"{_name(source, repository)}-{kind}.gguf")
-=======
     names = [_name(source, repository), *(_name(Path(path), None) for path, scale in options.lora if scale)]
-    output = output or Path(f"{'-'.join(names)}-{wanted.name}.gguf")
->>>>>>> next
+    kind = label(options) if options.has_target else plan.file_type.name
+    output = output or Path(f"{'-'.join(names)}-{kind}.gguf")
     if options.split_max_size is not None:
         shard = shard_parts(output.name)
         prefix = shard[0] if shard else output.name.removesuffix(".gguf")
