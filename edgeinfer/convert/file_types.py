@@ -78,6 +78,12 @@ def file_type(name: str | None) -> FileType:
     return found
 
 
+def file_type_of(tensor_type: GGMLType) -> FileType | None:
+    """The file type that starts from this type: the one of its name, or else the middle one."""
+    found = [t for t in FILE_TYPES.values() if t.default is tensor_type]
+    return min(found, key=lambda t: (t.name != tensor_type.name, not t.name.endswith("_M")), default=None)
+
+
 def tensor_type(name: str) -> GGMLType:
     """Look up the type of one tensor by name, any case; UsageError with the list when there is none."""
     for candidate in TENSOR_TYPES:

@@ -72,7 +72,7 @@ def build_from_gguf(source: GGUFSource, options: ConvertOptions, given: Importan
     `allow_requantize`, NotFoundError for a pattern that fits no tensor, UnusableInputError for a tensor of a type that
     cannot be widened.
     """
-    wanted = file_type(options.type)
+    wanted = file_type(options.file_type)
     draft = [_tensor(info, header.path) for header in source.headers for info in header.tensors]
     draft.sort(key=lambda t: file_order(t.name))
     matrix = expected_matrix(options, given)
