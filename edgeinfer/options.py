@@ -81,6 +81,8 @@ class RuntimeOptions:
     """None uses the physical cores that this process may run on."""
     batch_size: int = 2048
     ubatch_size: int = 512
+    kernels: str = "auto"
+    """Which compiled kernels run the model: a name of `KERNELS`; "auto" takes the fastest that there are."""
     flash_attn: str = "auto"
     cache_type_k: str | None = None
     """None is `DEFAULT_CACHE_TYPE`, or a smaller type where the memory does not suffice for that."""
@@ -113,6 +115,7 @@ class RuntimeOptions:
                 _need(self, name, 1, most)
         _need(self, "batch_size", 1, 2**20)
         _need(self, "ubatch_size", 1, 2**20)
+        _need_one_of(self, "kernels", KERNELS)
         _need_one_of(self, "flash_attn", FLASH_ATTN)
         for name in ("cache_type_k", "cache_type_v"):
             if getattr(self, name) is not None:
@@ -164,6 +167,7 @@ UNQUANTIZED_CACHE_TYPES = ("f32", "f16", "bf16")
 GPU_LAYERS = ("auto", "all")
 SPLIT_MODES = ("none", "layer", "row")
 MAX_GPUS = 16
+KERNELS = ("auto", "llama.cpp", "ik")
 FLASH_ATTN = ("auto", "on", "off")
 ON_OVERFLOW = ("error", "truncate")
 """What becomes of a conversation that no longer fits the context."""

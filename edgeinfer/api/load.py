@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from edgeinfer.api.adapters import open_adapters
 from edgeinfer.api.draft_plan import DraftPlan
 from edgeinfer.api.files import checked_header, resolve
+from edgeinfer.api.kernels import choose, open_native
 from edgeinfer.api.memory import plan_run
 from edgeinfer.api.vocabulary import begin_vocabulary
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.gguf_file.describe import is_encoder
 from edgeinfer.native import library
 from edgeinfer.native.context import check_sequences
-from edgeinfer.native.model import NativeModel
 from edgeinfer.options import RuntimeOptions
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ def load(
     options = plan.applied(options)
     vocabulary_over = begin_vocabulary(header)
     threading.Thread(target=import_module, args=("edgeinfer.api.model",), daemon=True).start()
-    native = NativeModel(header.path, mmap=options.mmap, mlock=options.mlock, placement=plan.placement)
+    choice = choose(header, options, plan, adapters)
+    options = choice.applied(options)
+    native = open_native(choice, header, options, plan)
     from edgeinfer.api.model import open_model
     from edgeinfer.scheduling.policy import Limits
 
@@ -87,5 +89,6 @@ def load(
         draft=draft,
         limits=Limits(max_sequences, max_request_tokens=max_request_tokens, latency_target_ms=latency_target_ms),
         remember_shared_only=remember_shared_only,
+        kernels_note=choice.note,
         started_s=started_s,
     )

@@ -23,7 +23,6 @@ from edgeinfer.cache.prefix import CLOSE_WAIT_S, DiskPrefixCache
 from edgeinfer.errors import UsageError
 from edgeinfer.gguf_file.describe import readable
 from edgeinfer.gguf_file.header import Header
-from edgeinfer.native import library
 from edgeinfer.native.context import NativeBackend
 from edgeinfer.native.model import NativeModel
 from edgeinfer.native.sampler import NativeSamplerFactory
@@ -69,6 +68,7 @@ def open_model(
     draft: DraftPlan | None,
     limits: Limits,
     remember_shared_only: bool,
+    kernels_note: str,
     started_s: float,
 ) -> Model:
     """What `load` makes of the weights, which belong to the result; they are freed when it fails."""
@@ -81,7 +81,7 @@ def open_model(
         kept = 0 if max_sequences == 1 or native.is_stateful else max_sequences
         backend = opened.enter_context(NativeBackend(native, options, max_sequences=max_sequences + kept))
         # Other kernels, and GPUs, take other times and round otherwise: what they leave in the KV cache is not mixed.
-        build = library.build() + ("" if plan.placement == Placement() else f" {plan.placement}")
+        build = native.kernels.build() + ("" if plan.placement == Placement() else f" {plan.placement}")
         cache = open_prefix_cache(header, backend, options, build, adapters) if options.prefix_cache else None
         drafter = None
         if draft is not None and not native.is_stateful:
@@ -107,7 +107,18 @@ def open_model(
         vocabulary = vocabulary_over(native.vocabulary)
         load_ms = (time.perf_counter() - started_s) * 1e3
         loaded = Model(
-            header, plan, native, vocabulary, backend, engine, cache, costs, answers, drafter, load_ms=load_ms
+            header,
+            plan,
+            native,
+            vocabulary,
+            backend,
+            engine,
+            cache,
+            costs,
+            answers,
+            drafter,
+            kernels_note=kernels_note,
+            load_ms=load_ms,
         )
         opened.pop_all()
     return loaded
@@ -115,8 +126,6 @@ def open_model(
 
 class Model:
     """A loaded model: text in, text out. `load` makes one."""
-
-    kernels = "llama.cpp"
 
     def __init__(
         self,
@@ -131,12 +140,17 @@ class Model:
         answers: Answers | None,
         drafter: DraftModel | None,
         *,
+        kernels_note: str,
         load_ms: float,
     ) -> None:
         self.header = header
         self.plan = plan
         """How the model was fitted to the machine."""
         self.native = native
+        self.kernels = native.kernels.name
+        """The library that runs the model."""
+        self.kernels_note = kernels_note
+        """Why it is not another one."""
         self.backend = backend
         self.prefix_cache = prefix_cache
         self._costs = costs

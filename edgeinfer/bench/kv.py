@@ -1,8 +1,8 @@
 """The suite of the KV cache: what a smaller type of its elements saves, and what it costs in speed and in answers.
 
 Contexts over the same weights take turns, one repetition each, so that their ratios hold on a machine that others use
-too. Prompts and generated tokens are random ones, as in the suite throughput; whether the model still thinks the same
-is asked over a real text.
+too; in llama.cpp, for its fork has one type. Prompts and generated tokens are random ones, as in the suite throughput;
+whether the model still thinks the same is asked over a real text.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from edgeinfer.bench.throughput import machine_and_model
 from edgeinfer.bench.workloads import WORKLOADS
 from edgeinfer.errors import EdgeinferError, UsageError
 from edgeinfer.native.context import NativeBackend
+from edgeinfer.native.kernels import LLAMA_CPP
 from edgeinfer.options import DEFAULT_CACHE_TYPE, RuntimeOptions
 from edgeinfer.types import KVOp, Refusal, Tokens
 from edgeinfer.types import Row as Part
@@ -112,7 +113,7 @@ def run(models: Sequence[str | Path], suite: Suite, options: RuntimeOptions) -> 
     kinds = [usual, *([(name, name) for name in SMALLER_TYPES] if asked == usual else [asked])]
     for path, threads in itertools.product(models, suite.threads):
         for n_prompt, n_gen, n_depth in itertools.product(suite.n_prompt, suite.n_gen, suite.n_depth):
-            settings = replace(options, threads=threads, prefix_cache=False, draft="off")
+            settings = replace(options, threads=threads, prefix_cache=False, draft="off", kernels=LLAMA_CPP.name)
             yield from _rows(path, Trial(n_prompt, n_gen, n_depth), kinds, suite.repetitions, settings)
 
 

@@ -15,6 +15,7 @@ from edgeinfer.options import (
     DEFAULT_CACHE_TYPE,
     DRAFTS,
     FLASH_ATTN,
+    KERNELS,
     MAX_DRAFT_TOKENS,
     SPLIT_MODES,
     RuntimeOptions,
@@ -34,6 +35,14 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show the C libra
 
 
 def loading(
+    kernels: Annotated[
+        str,
+        typer.Option(
+            "--kernels",
+            metavar="|".join(KERNELS),
+            help="Which compiled kernels run the model; ik comes with edgeinfer[fast].",
+        ),
+    ] = DEFAULTS.kernels,
     flash_attn: Annotated[
         str, typer.Option("-fa", "--flash-attn", metavar="|".join(FLASH_ATTN), help="Flash attention.")
     ] = DEFAULTS.flash_attn,
@@ -76,6 +85,7 @@ def loading(
 ) -> RuntimeOptions:
     """How a model is loaded."""
     return RuntimeOptions(
+        kernels=kernels,
         flash_attn=flash_attn,
         cache_type_k=cache_type_k,
         cache_type_v=cache_type_v,
@@ -135,5 +145,7 @@ def tell_plan(model: Model, *, verbose: bool) -> None:
     """Say on stderr what the machine made of the options, if that is not what one expects."""
     for note in model.plan.notes:
         console.note(f"note: {note}")
+    if verbose and model.kernels_note:
+        console.note(f"note: {model.kernels_note}")
     if verbose and model.plan.gpu_note and not model.plan.gpu_was_asked_for:
         console.note(f"note: {model.plan.gpu_note}")

@@ -7,6 +7,7 @@ There are two: the pinned llama.cpp, here, and its fork ik_llama.cpp (`native.ik
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -102,3 +103,8 @@ def abort_callback(kind: Any) -> Any:
 
 
 LLAMA_CPP = Kernels("llama.cpp", llama, library.build, _open_context, is_whole)
+
+
+def fork_is_installed() -> bool:
+    """Whether there is a second library to choose; loads nothing of it."""
+    return importlib.util.find_spec("ik_llama_cpp") is not None

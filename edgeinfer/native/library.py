@@ -83,8 +83,8 @@ def c_runtime() -> ctypes.CDLL:
 
 
 # A ctypes callback must outlive every call: module globals do.
-_log_callback = llama.llama_log_callback(_log)
-llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
+log_callback = llama.llama_log_callback(_log)
+llama.llama_log_set(log_callback, ctypes.c_void_p(0))
 llama.llama_backend_init()
 # C's `abs` takes the level, and neither looks at the rest nor changes anything.
 _ignore = ctypes.cast(c_runtime().abs, llama.llama_log_callback)
@@ -131,13 +131,13 @@ def muted() -> Iterator[None]:
     try:
         yield
     finally:
-        llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
+        llama.llama_log_set(log_callback, ctypes.c_void_p(0))
 
 
 def forget_errors() -> None:
     """Start a new collection of errors, before a call whose failure is to be explained."""
     # Whoever imports the bindings' own package in this process puts its callback in the place of ours.
-    llama.llama_log_set(_log_callback, ctypes.c_void_p(0))
+    llama.llama_log_set(log_callback, ctypes.c_void_p(0))
     clear_errors()
 
 

@@ -152,19 +152,21 @@ def _end_of_cache(piece: memoryview, offset: int, p0: int, p1: int) -> int:
     is_transposed, n_layers = _LAYERS.unpack_from(piece, offset)
     offset += _LAYERS.size
     for _ in range(n_layers):
-        offset = _end_of_rows(piece, offset, n_cells)
+        offset = end_of_rows(piece, offset, n_cells)
     if offset == len(piece):  # a latent cache has no V
         return offset
     for _ in range(n_layers):
-        offset = _end_of_columns(piece, offset, n_cells) if is_transposed else _end_of_rows(piece, offset, n_cells)
+        offset = end_of_columns(piece, offset, n_cells) if is_transposed else end_of_rows(piece, offset, n_cells)
     return offset
 
 
-def _end_of_rows(piece: memoryview, offset: int, n_cells: int) -> int:
+def end_of_rows(piece: memoryview, offset: int, n_cells: int) -> int:
+    """Where a layer's K, or its V, ends that begins at `offset`, a row for each cell."""
     _, row_nbytes = _ROWS.unpack_from(piece, offset)
     return offset + _ROWS.size + n_cells * int(row_nbytes)
 
 
-def _end_of_columns(piece: memoryview, offset: int, n_cells: int) -> int:
+def end_of_columns(piece: memoryview, offset: int, n_cells: int) -> int:
+    """The same of V that is transposed."""
     _, element_nbytes, n_elements = _COLUMNS.unpack_from(piece, offset)
     return offset + _COLUMNS.size + n_cells * int(element_nbytes) * int(n_elements)

@@ -1,0 +1,121 @@
+"""The program that `api.kernels` runs a model with, on both libraries in turn: `python -m edgeinfer.api.kernel_trial`.
+
+It writes one JSON document: how far the answers are from each other, and how fast they came.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeinfer.api.files import checked_header
+from edgeinfer.api.kernels import MAX_DIVERGENCE, Trial, n_vocab
+from edgeinfer.errors import EdgeinferError, UnusableInputError
+from edgeinfer.native.context import NativeBackend
+from edgeinfer.native.ik import IkModel
+from edgeinfer.native.model import NativeModel
+from edgeinfer.options import RuntimeOptions
+from edgeinfer.types import KVOp, Refusal, Row, Tokens, Vocabulary
+
+_BEFORE_TOKENS, _PROMPT_TOKENS, _ANSWER_TOKENS = 40, 96, 16
+_REPETITIONS = 3
+_SMALL_UBATCH = 24
+"""Below the 32 rows from which on the fork chooses other kernels, in eights."""
+_TEXT = """The harbour was quiet when the last ferry came in. Two women and a boy walked down the ramp; nobody waited.
+"Is it far?" asked the boy. "Twenty minutes, if the rain holds off." They passed the fish market (closed since 1998),
+the chapel, and a row of seven painted boats. In 2021 the town had 4,312 inhabitants, 38 % of them older than 65.
+
+def longest_run(values: list[int]) -> int:
+    best = current = 0
+    for i, value in enumerate(values):
+        current = current + 1 if i and value == values[i - 1] else 1
+        best = max(best, current)
+    return best
+
+| name | price | in stock |
+| lamp | 24.50 | yes |
+Les enfants jouent dans le jardin, et le chat dort sur le mur. Das Wetter bleibt morgen trocken; abends wird es kühl.
+"""
+
+
+def main(path: Path) -> Trial:
+    """Run the model at `path` on both; raises what loading it raises."""
+    header = checked_header(path)
+    with NativeModel(path) as model, _context(model, None) as backend:
+        tokens = _tokens(model.vocabulary, n_vocab(header))
+        expected, reference_s = _logits(backend, tokens), _times(backend, tokens)
+    with IkModel(path, header.architecture, n_vocab(header)) as model:
+        for ubatch_size in (None, _SMALL_UBATCH):
+            with _context(model, ubatch_size) as backend:
+                divergence = _divergence(expected, _logits(backend, tokens))
+                if divergence <= MAX_DIVERGENCE:
+                    decode, prefill = (r / f for r, f in zip(reference_s, _times(backend, tokens), strict=True))
+                    return Trial(divergence, decode, prefill, ubatch_size)
+    return Trial(divergence)
+
+
+def _tokens(vocabulary: Vocabulary, n_tokens: int) -> Tokens:
+    """The text; tokens at random where the vocabulary cannot spell it."""
+    try:
+        tokens = vocabulary.tokenize(_TEXT, add_special=True, parse_special=False)
+    except UnusableInputError:
+        tokens = np.random.default_rng(1).integers(0, n_tokens, _PROMPT_TOKENS, np.int32)
+    return np.resize(tokens, _PROMPT_TOKENS + _ANSWER_TOKENS)
+
+
+def _context(model: NativeModel, ubatch_size: int | None) -> NativeBackend:
+    usual = RuntimeOptions(ctx_size=_BEFORE_TOKENS + _PROMPT_TOKENS + _ANSWER_TOKENS)
+    return NativeBackend(model, replace(usual, ubatch_size=ubatch_size or usual.ubatch_size), max_sequences=2)
+
+
+def _logits(backend: NativeBackend, tokens: Tokens) -> NDArray[np.float32]:
+    """Of every token, shape `(tokens, n_vocab)`: of a prompt in one pass, of an answer one by one."""
+    # Another sequence's cells lie before, as they do in a batch.
+    _forward(backend, Row(1, tokens[:_BEFORE_TOKENS], 0, _BEFORE_TOKENS))
+    rows = [_forward(backend, Row(0, tokens[:_PROMPT_TOKENS], 0, 0)).copy()]
+    rows += [_forward(backend, Row(0, tokens[i : i + 1], i, 0)).copy() for i in range(_PROMPT_TOKENS, len(tokens))]
+    return np.concatenate(rows)
+
+
+def _times(backend: NativeBackend, tokens: Tokens) -> tuple[float, float]:
+    """Seconds that the answer and the prompt take, each the shortest of some."""
+    decode_s, prefill_s = [], []
+    for _ in range(_REPETITIONS):
+        backend.apply(KVOp("remove", 0, 0, 0, -1))
+        started_s = time.perf_counter()
+        _forward(backend, Row(0, tokens[:_PROMPT_TOKENS], 0, _PROMPT_TOKENS - 1))
+        prefill_s.append(time.perf_counter() - started_s)
+        started_s = time.perf_counter()
+        for i in range(_PROMPT_TOKENS, len(tokens)):
+            _forward(backend, Row(0, tokens[i : i + 1], i, 0))
+        decode_s.append(time.perf_counter() - started_s)
+    return min(decode_s), min(prefill_s)
+
+
+def _forward(backend: NativeBackend, row: Row) -> NDArray[np.float32]:
+    logits = backend.forward([row])
+    if isinstance(logits, Refusal):
+        raise EdgeinferError(f"the backend gave up: {logits.value}")
+    return logits
+
+
+def _divergence(reference: NDArray[np.float32], found: NDArray[np.float32]) -> float:
+    """Mean Kullback-Leibler divergence over the rows, in nats; infinite where something is not a number."""
+    p, q = (_log_softmax(rows.astype(np.float64)) for rows in (reference, found))
+    mean = float(np.mean(np.sum(np.exp(p) * (p - q), axis=1)))
+    return max(mean, 0.0) if np.isfinite(mean) else float("inf")
+
+
+def _log_softmax(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    shifted = rows - rows.max(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(asdict(main(Path(sys.argv[1])))))

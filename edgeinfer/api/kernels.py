@@ -1,0 +1,224 @@
+"""Which compiled kernels run a model: llama.cpp's, or those of its fork where they are faster and compute the same.
+
+The fork's library checks less and has kernels that are wrong for some shapes (see `native.ik`). So a model runs on both
+libraries once, in a process of its own that may die of it, and what came out is remembered for model and machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgeinfer.api.adapters import LoadedAdapter
+from edgeinfer.atomic_file import replace_file
+from edgeinfer.errors import ResourceError, UnusableInputError, UsageError
+from edgeinfer.ggml_types import GGMLType
+from edgeinfer.gguf_file.header import Header
+from edgeinfer.gguf_file.shards import read_shards
+from edgeinfer.home import home
+from edgeinfer.native import library
+from edgeinfer.native.kernels import LLAMA_CPP, fork_is_installed
+from edgeinfer.native.model import NativeModel
+from edgeinfer.options import DEFAULT_CACHE_TYPE, RuntimeOptions
+from edgeinfer.runtime.memory import Plan
+
+ARCHITECTURES = frozenset(("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"))
+"""Whose logits were compared with llama.cpp's, on random weights and prompts longer than their windows."""
+_OTHER_TYPES = frozenset((GGMLType.TQ1_0, GGMLType.TQ2_0, GGMLType.MXFP4, GGMLType.NVFP4, GGMLType.Q1_0))
+"""That the fork does not know, or knows by another number."""
+MAX_DIVERGENCE = 0.05
+"""Between the two libraries' answers, in nats: kernels that round otherwise make a tenth of it, a wrong one a hundred
+times as much."""
+MIN_SPEED_UP = 1.05
+"""Less is not worth the risk."""
+_TRIAL_LIMIT_S = 300
+_MAX_NBYTES = 4096
+_TOKENS = "tokenizer.ggml.tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came out when a model ran on both libraries; the fork's speed in multiples of llama.cpp's."""
+
+    divergence: float
+    """Mean Kullback-Leibler divergence in nats; infinite where the fork could not run it."""
+    decode: float = 0.0
+    prefill: float = 0.0
+    ubatch_size: int | None = None
+    """The most tokens that the fork may compute together, where that matters."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the fork computes what llama.cpp computes."""
+        return self.divergence <= MAX_DIVERGENCE
+
+    @property
+    def speed_up(self) -> float:
+        """Of answers and prompts alike."""
+        return math.sqrt(self.decode * self.prefill)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What runs a model."""
+
+    name: str = LLAMA_CPP.name
+    ubatch_size: int | None = None
+    note: str = ""
+    """Why it is not the fork, where it could have been."""
+
+    def applied(self, options: RuntimeOptions) -> RuntimeOptions:
+        """The options with what was decided about them."""
+        return replace(options, ubatch_size=min(options.ubatch_size, self.ubatch_size or options.ubatch_size))
+
+
+def choose(header: Header, options: RuntimeOptions, plan: Plan, adapters: Sequence[LoadedAdapter]) -> Choice:
+    """Decide what runs a model; the first time for a model it takes as long as loading it twice.
+
+    Raises UsageError, ResourceError, UnusableInputError where the fork was asked for by name and cannot do it.
+    """
+    if options.kernels == LLAMA_CPP.name:
+        return Choice()
+    is_asked_for = options.kernels != "auto"
+    if not fork_is_installed():
+        if is_asked_for:
+            raise ResourceError("ik_llama.cpp is not installed", "pip install 'edgeinfer[fast]', or drop --kernels")
+        return Choice()
+    from edgeinfer.native import ik  # after the cheap question: most have llama.cpp alone
+
+    if ik.version() != ik.VERSION:
+        problem = f"ik-llama-cpp-python is version {ik.version() or 'unknown'}, not {ik.VERSION}"
+        if is_asked_for:
+            raise ResourceError(problem, "pip install 'edgeinfer[fast]'")
+        return Choice(note=problem)
+    if (reason := _cannot(header, options, plan, adapters)) is not None:
+        if is_asked_for:
+            raise UsageError(f"ik_llama.cpp cannot run it {reason}", "use --kernels llama.cpp, or auto")
+        return Choice(note=f"llama.cpp's kernels: ik_llama.cpp cannot run it {reason}")
+    trial = _remembered(header, ik.identity())
+    if is_asked_for and not trial.is_sound:
+        raise UnusableInputError(f"{header.path}: ik_llama.cpp {_fault(trial)}", "use --kernels llama.cpp")
+    if not trial.is_sound:
+        return Choice(note=f"llama.cpp's kernels: ik_llama.cpp {_fault(trial)}")
+    if not is_asked_for and trial.speed_up < MIN_SPEED_UP:
+        return Choice(note=f"llama.cpp's kernels: ik_llama.cpp's are {trial.speed_up:.2f} times as fast here")
+    return Choice(ik.NAME, trial.ubatch_size)
+
+
+def open_native(choice: Choice, header: Header, options: RuntimeOptions, plan: Plan) -> NativeModel:
+    """The weights in the library that was chosen; raises what `NativeModel` and `IkModel` raise."""
+    if choice.name == LLAMA_CPP.name:
+        return NativeModel(header.path, mmap=options.mmap, mlock=options.mlock, placement=plan.placement)
+    from edgeinfer.native.ik import IkModel
+
+    return IkModel(header.path, header.architecture, n_vocab(header), mlock=options.mlock)
+
+
+def n_vocab(header: Header) -> int:
+    """How many tokens the file has."""
+    return header.metadata.value_type(_TOKENS)[1] or 0 if _TOKENS in header.metadata else 0
+
+
+def _cannot(header: Header, options: RuntimeOptions, plan: Plan, adapters: Sequence[LoadedAdapter]) -> str | None:
+    """What of a run the fork is known not to do, or not known to do."""
+    types = {tensor.type for part in read_shards(header) for tensor in part.tensors}
+    for reason, applies in (
+        (f"as a {header.architecture} model", header.architecture not in ARCHITECTURES),
+        ("with adapters", bool(adapters)),
+        ("with a draft of its own layers", options.draft == "layers"),
+        ("with layers on a GPU", plan.placement.gpu_layers > 0),
+        ("with flash attention", options.flash_attn == "on"),
+        ("with a KV cache that is not f16", {options.type_k, options.type_v} != {DEFAULT_CACHE_TYPE}),
+        ("with these types of tensors", bool(types & _OTHER_TYPES)),
+        ("without a vocabulary", not n_vocab(header)),
+    ):
+        if applies:
+            return reason
+    return None
+
+
+def _fault(trial: Trial) -> str:
+    if math.isinf(trial.divergence):
+        return "cannot run it on this machine"
+    return f"computes something else (divergence {trial.divergence:.3f})"
+
+
+def _remembered(header: Header, identity: str) -> Trial:
+    """The trial of a model on this machine: an earlier one, or one that is made now."""
+    path = _path(header, identity)
+    if (trial := _read(path)) is None:
+        trial = _run_trial(header.path)
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, json.dumps(_as_json(trial)).encode())
+    return trial
+
+
+def _path(header: Header, identity: str) -> Path:
+    """By all that a trial depends on: both libraries, the file, the machine."""
+    status = header.path.stat()
+    file = (str(header.path.absolute()), status.st_size, status.st_mtime_ns, header.tensor_nbytes)
+    about = (identity, library.build(), file, platform.node(), platform.machine(), os.cpu_count())
+    return home() / "kernels" / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}.json"
+
+
+def _as_json(trial: Trial) -> dict[str, float | int | None]:
+    divergence = None if math.isinf(trial.divergence) else trial.divergence
+    return {
+        "divergence": divergence,
+        "decode": trial.decode,
+        "prefill": trial.prefill,
+        "ubatch_size": trial.ubatch_size,
+    }
+
+
+def _read(path: Path) -> Trial | None:
+    try:
+        with path.open("rb") as file:
+            return _parsed(file.read(_MAX_NBYTES))
+    except OSError:
+        return None
+
+
+def _parsed(data: bytes) -> Trial | None:
+    """A trial of what a process or a file says; None where that is none."""
+    try:
+        found: Any = json.loads(data)
+        divergence = math.inf if found["divergence"] is None else float(found["divergence"])
+        size = None if found["ubatch_size"] is None else int(found["ubatch_size"])
+        trial = Trial(divergence, float(found["decode"]), float(found["prefill"]), size)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    numbers = trial.divergence, trial.decode, trial.prefill, trial.ubatch_size or 1
+    return trial if all(number >= 0 for number in numbers) else None
+
+
+def _run_trial(path: Path) -> Trial:
+    """Both libraries in a process of their own. One that dies, or takes too long, cannot run the model."""
+    import subprocess  # here, because every start imports this module
+
+    package_root = str(Path(__file__).resolve().parents[2])
+    paths = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-P", "-m", "edgeinfer.api.kernel_trial", str(path.absolute())]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": paths},
+            timeout=_TRIAL_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return Trial(math.inf)
+    return (_parsed(done.stdout) if done.returncode == 0 else None) or Trial(math.inf)

@@ -1,0 +1,284 @@
+"""ik_llama.cpp, the fork with the fastest kernels on x86 CPUs, from the package ik-llama-cpp-python.
+
+Tried with 0.1.5, whose library goes by an older version of llama.cpp's interface. What was found wrong in it:
+
+- Flash attention gives wrong logits, or ends the process (iqk_fa_templates.h, `S > 0`), as soon as a context holds
+  cells of another sequence. So it is never used, and a V cache of a quantized type, which needs it, neither.
+- From 32 rows on, Q4_1 and Q5_1 multiply wrongly where a row's length is no multiple of 128.
+- A pass that was interrupted returns 0, and one that found no room has put its first part into the cache.
+- A failed assertion ends the process without asking anybody.
+
+So nothing here is to be called in this process before the model has run in another one: see `api.kernels`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import os
+import struct
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from edgeinfer.errors import ResourceError, UnusableInputError
+from edgeinfer.native import library
+from edgeinfer.native.kernels import ContextSettings, Kernels, abort_callback
+from edgeinfer.native.model import NativeModel, NativeVocabularyFile
+from edgeinfer.native.state import end_of_columns, end_of_rows
+
+NAME = "ik"
+PACKAGE, VERSION = "ik_llama_cpp", "0.1.5"
+_DISTRIBUTION = "ik-llama-cpp-python"
+_MODEL_NBYTES, _CONTEXT_NBYTES, _BATCH_NBYTES = 168, 216, 72
+"""Of the structures that are passed by value."""
+_INT, _TEXT = 0, 3  # enum llama_model_kv_override_type
+
+_CELL = np.dtype([("position", np.int32), ("n_sequences", np.uint32)])
+_COUNT = struct.Struct("=I")
+_LAYERS = struct.Struct("=II")  # whether V is transposed, layers
+
+
+def installed() -> Path | None:
+    """The directory of the package; None without it. Loads nothing."""
+    spec = importlib.util.find_spec(PACKAGE)
+    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+
+
+def version() -> str:
+    """The package's own version, "" for one that does not tell."""
+    try:
+        return metadata.version(_DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def identity() -> str:
+    """Which files the library is made of, by name, size and time. Loads nothing."""
+    folder = installed()
+    if folder is None:
+        return ""
+    folders = (folder / "lib", folder.with_name("ik_llama_cpp_python.libs"))
+    found = [(file.name, file.stat()) for place in folders for file in sorted(place.glob("*")) if file.is_file()]
+    return f"{version()} {[(name, status.st_size, status.st_mtime_ns) for name, status in found]}"
+
+
+class IkModel(NativeModel):
+    """Weights in this library; the vocabulary is llama.cpp's, of the same file, read at the same time.
+
+    `n_vocab` is how many tokens the file has. Raises what `NativeModel` raises, ResourceError where the library isn't
+    what is known here.
+    """
+
+    def __init__(self, path: Path, architecture: str, n_vocab: int, *, mlock: bool = False) -> None:
+        self.kernels = kernels()
+        lib = self.kernels.lib
+        params = lib.llama_model_default_params()
+        # Copies in the layout of the kernels; the library maps no file that it copies.
+        params.use_mmap, params.repack_tensors, params.use_mlock = False, True, mlock
+        params.kv_overrides = _without_vocabulary(lib, architecture, n_vocab)
+        with ThreadPoolExecutor(1, thread_name_prefix="vocabulary") as pool:
+            reading = pool.submit(NativeVocabularyFile, path)
+            library.forget_errors()
+            self._handle = lib.llama_model_load_from_file(os.fsencode(path), params)
+            reason = library.last_error() or "the library gives no reason"
+        try:
+            self._file = reading.result()
+        except UnusableInputError:
+            if self._handle:
+                lib.llama_model_free(self._handle)
+            raise
+        self.vocabulary = self._file.vocabulary
+        if not self._handle:
+            self.close()
+            raise UnusableInputError(f"{path}: ik_llama.cpp does not load it: {reason}", "use --kernels llama.cpp")
+
+    def close(self) -> None:
+        """Free weights and vocabulary; contexts over them must be closed before."""
+        super().close()
+        self._file.close()
+
+
+def _without_vocabulary(lib: Any, architecture: str, n_vocab: int) -> Any:
+    """Changes to the file's metadata, to the end: reading a vocabulary twice would cost its time and memory twice."""
+    changes = (lib.llama_model_kv_override * 3)()
+    changes[0].tag, changes[0].key, changes[0].value.val_str = _TEXT, b"tokenizer.ggml.model", b"no_vocab"
+    changes[1].tag, changes[1].key, changes[1].value.val_i64 = _INT, f"{architecture}.vocab_size".encode(), n_vocab
+    return changes
+
+
+@cache
+def kernels() -> Kernels:
+    """The library, loaded and looked at. Raises ResourceError where it is not what is known here."""
+    lib = _library()
+    prove_layout(lib)
+    lib.llama_log_set(ctypes.cast(library.log_callback, ctypes.c_void_p), None)
+    lib.llama_backend_init()
+    features = lib.llama_print_system_info().decode("utf-8", "replace")
+    return Kernels(
+        NAME, lib, lambda: f"ik_llama.cpp {identity()} {features}", _open_context, is_whole, make_room=_make_room
+    )
+
+
+def _open_context(model: int, settings: ContextSettings) -> int | None:
+    lib = _library()
+    params = lib.llama_context_default_params()
+    params.n_ctx = max(settings.n_ctx, settings.n_sequences)
+    params.n_batch = settings.n_batch
+    params.n_ubatch = settings.n_ubatch
+    params.n_seq_max = settings.n_sequences
+    params.n_threads = params.n_threads_batch = settings.threads
+    params.flash_attn = False
+    params.type_k, params.type_v = settings.type_k, settings.type_v
+    params.abort_callback = abort_callback(lib.ggml_abort_callback)
+    params.abort_callback_data = settings.abort_flag
+    handle: int | None = lib.llama_init_from_model(model, params)
+    return handle
+
+
+def _make_room(context: int) -> None:
+    _library().llama_kv_cache_defrag(context)
+    _library().llama_kv_cache_update(context)
+
+
+def prove_layout(lib: Any) -> None:
+    """Hold the structures against what the library fills them with; ResourceError where they differ.
+
+    A field at the wrong place would show here: each default but a zero is another one, or has its neighbours' place.
+    """
+    model, context = lib.llama_model_default_params(), lib.llama_context_default_params()
+    sizes = ctypes.sizeof(model), ctypes.sizeof(context), ctypes.sizeof(lib.llama_batch)
+    found = (
+        sizes,
+        (model.split_mode, model.n_seq_max, model.n_ubatch, model.type_k, model.n_k_first, model.n_v_last),
+        (model.use_mmap, model.use_mlock, model.repack_tensors, model.vocab_only, model.flash_attn),
+        (context.seed, context.n_ctx, context.n_batch, context.n_ubatch, context.n_seq_max, context.n_threads_batch),
+        (context.max_extra_alloc, context.rope_scaling_type, context.yarn_ext_factor, context.defrag_thold),
+        (context.type_k, context.type_v, context.n_k_first, context.n_v_last, context.logits_all, context.embeddings),
+        (context.offload_kqv, context.flash_attn, context.mla_attn, context.min_experts, context.graph_reuse),
+        (bool(model.kv_overrides), context.abort_callback_data, bool(context.cb_eval), context.cuda_params),
+    )
+    if found != _EXPECTED:
+        raise ResourceError(
+            f"the library of {_DISTRIBUTION} is laid out in another way", f"install {_DISTRIBUTION}=={VERSION}"
+        )
+
+
+_EXPECTED = (
+    (_MODEL_NBYTES, _CONTEXT_NBYTES, _BATCH_NBYTES),
+    (1, 1, 512, 1, -1, -1),
+    (True, False, False, False, True),
+    (2**32 - 1, 512, 2048, 512, 1, 4),
+    (256, -1, -1.0, -1.0),
+    (1, 1, -1, -1, False, False),
+    (True, True, 3, -1, True),
+    (False, None, False, None),
+)
+
+
+@cache
+def _library() -> Any:
+    """The functions under llama.cpp's names. Raises ResourceError for a package that is broken."""
+    try:
+        return _declared(_import_bindings())
+    except (OSError, AttributeError, ImportError) as error:
+        raise ResourceError(
+            f"{_DISTRIBUTION} is broken: {error}", f"install it again: {_DISTRIBUTION}=={VERSION}"
+        ) from None
+
+
+def _import_bindings() -> Any:
+    """The package's ctypes declarations without its high-level classes, as `library` does for llama.cpp."""
+    folder = installed()
+    if folder is None:
+        raise ResourceError(f"{_DISTRIBUTION} is not installed", "pip install 'edgeinfer[fast]'")
+    if PACKAGE in sys.modules:
+        return importlib.import_module(f"{PACKAGE}._ctypes_api")
+    package = ModuleType(PACKAGE)
+    package.__path__ = [str(folder)]
+    sys.modules[PACKAGE] = package
+    try:
+        return importlib.import_module(f"{PACKAGE}._ctypes_api")
+    finally:
+        del sys.modules[PACKAGE]
+
+
+def _declared(bindings: Any) -> Any:
+    pointer, number, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t
+    in_buffer = [pointer, pointer, size, number, ctypes.c_uint32]
+    functions: dict[str, Any] = {}
+    for name, own_name, result, arguments in (
+        ("llama_log_set", "", None, [pointer, pointer]),
+        ("llama_print_system_info", "", ctypes.c_char_p, []),
+        ("llama_model_free", "llama_free_model", None, [pointer]),
+        ("llama_model_n_ctx_train", "llama_n_ctx_train", number, [pointer]),
+        ("llama_model_n_params", "", ctypes.c_uint64, [pointer]),
+        ("llama_model_size", "", ctypes.c_uint64, [pointer]),
+        ("llama_model_is_recurrent", "", ctypes.c_bool, [pointer]),
+        ("llama_model_is_hybrid", "", ctypes.c_bool, [pointer]),
+        ("llama_n_batch", "", ctypes.c_uint32, [pointer]),
+        ("llama_synchronize", "", None, [pointer]),
+        ("llama_kv_cache_defrag", "", None, [pointer]),
+        ("llama_kv_cache_update", "", number, [pointer]),
+        ("llama_memory_seq_rm", "llama_kv_cache_seq_rm", ctypes.c_bool, [pointer, number, number, number]),
+        ("llama_memory_seq_cp", "llama_kv_cache_seq_cp", None, [pointer, number, number, number, number]),
+        ("llama_memory_seq_pos_min", "llama_kv_cache_seq_pos_min", number, [pointer, number]),
+        ("_last_position", "llama_kv_cache_seq_pos_max", number, [pointer, number]),
+        ("llama_state_seq_get_size_ext", "llama_state_seq_get_size", size, [pointer, number, ctypes.c_uint32]),
+        ("llama_state_seq_get_data_ext", "llama_state_seq_get_data", size, in_buffer),
+        ("llama_state_seq_set_data_ext", "llama_state_seq_set_data", size, in_buffer),
+    ):
+        function = ctypes.CFUNCTYPE(result, *arguments)((own_name or name, bindings._lib))
+        functions[name] = function
+    for name in _AS_DECLARED:
+        functions[name] = getattr(bindings, name)
+    last, first = functions.pop("_last_position"), functions["llama_memory_seq_pos_min"]
+    return SimpleNamespace(
+        **functions,
+        _lib=bindings._lib,
+        llama_get_memory=lambda context: context,
+        # The library says 0 of an empty sequence.
+        llama_memory_seq_pos_max=lambda memory, seq: last(memory, seq) if first(memory, seq) >= 0 else -1,
+        llama_model_n_swa=lambda model: 0,  # every cell is kept: a window is only masked
+    )
+
+
+_AS_DECLARED = (
+    *("llama_batch", "llama_model_kv_override", "ggml_abort_callback", "llama_backend_init"),
+    *("llama_model_default_params", "llama_context_default_params", "llama_model_load_from_file", "llama_model_desc"),
+    *("llama_init_from_model", "llama_free", "llama_decode"),
+)
+
+
+def is_whole(piece: memoryview, p0: int, p1: int) -> bool:
+    """Whether what the library saved has every cell of `[p0, p1)`, once, and nothing else follows."""
+    try:
+        return _end_of_state(piece, p0, p1) == len(piece)
+    except (ValueError, OverflowError, struct.error):
+        return False
+
+
+def _end_of_state(piece: memoryview, p0: int, p1: int) -> int:
+    (n_cells,) = _COUNT.unpack_from(piece, 0)
+    if n_cells != p1 - p0:
+        raise ValueError("not the cells of this range")
+    cells = np.frombuffer(piece, _CELL, n_cells, _COUNT.size)
+    if cells["n_sequences"].any() or (np.sort(cells["position"]) != np.arange(p0, p1)).any():
+        raise ValueError("not the positions of this range")
+    offset = _COUNT.size + cells.nbytes
+    is_transposed, n_layers = _LAYERS.unpack_from(piece, offset)
+    offset += _LAYERS.size
+    for ends in (end_of_rows, end_of_columns if is_transposed else end_of_rows):
+        for _ in range(n_layers):
+            offset = ends(piece, offset, n_cells)
+    (has_states,) = _COUNT.unpack_from(piece, offset)  # of recurrent layers
+    if has_states:
+        raise ValueError("a state of another kind")
+    return offset + _COUNT.size
