@@ -17,6 +17,8 @@ from make_checkpoint import cached_checkpoint
 from processes import do_not_ignore_signals
 
 import edgeinfer
+from edgeinfer.api.kernels import Trial
+from edgeinfer.native.kernels import fork_is_installed
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers share the cores: a thread that waits for another must not keep one busy.
@@ -65,6 +67,20 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoint = write_checkpoint(folder / "checkpoint", settings=settings)
     run_conversion(plan_conversion(checkpoint, folder / "tiny.gguf", options), options)
     return folder / "tiny.gguf"
+
+
+@pytest.fixture(
+    scope="session",
+    params=[
+        "llama.cpp",
+        pytest.param("ik", marks=pytest.mark.skipif(not fork_is_installed(), reason="needs edgeinfer[fast]")),
+    ],
+)
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each of the compiled libraries that can run a model; that the fork runs the test's model is taken for granted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edgeinfer.api.kernels._run_trial", lambda path: Trial(0.0, 2.0, 2.0, 24))
+        yield request.param
 
 
 @pytest.fixture(scope="session", autouse=True)

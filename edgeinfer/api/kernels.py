@@ -31,8 +31,10 @@ from edgeinfer.native.model import NativeModel
 from edgeinfer.options import DEFAULT_CACHE_TYPE, RuntimeOptions
 from edgeinfer.runtime.memory import Plan
 
-ARCHITECTURES = frozenset(("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"))
-"""Whose logits were compared with llama.cpp's, on random weights and prompts longer than their windows."""
+ARCHITECTURES = frozenset(("internlm2", "llama", "qwen2", "qwen3", "qwen3moe", "smollm3"))
+"""Whose logits are llama.cpp's, with random weights and all that the architecture has (`tests/native/test_ik.py`). Others
+are far off, Gemma 2 and 3 among them; and of `llama` what follows."""
+_LLAMA_EXPERTS, _ROPE_FACTORS = "llama.expert_count", "rope_freqs.weight"
 _OTHER_TYPES = frozenset((GGMLType.TQ1_0, GGMLType.TQ2_0, GGMLType.MXFP4, GGMLType.NVFP4, GGMLType.Q1_0))
 """That the fork does not know, or knows by another number."""
 MAX_DIVERGENCE = 0.05
@@ -130,15 +132,17 @@ def n_vocab(header: Header) -> int:
 
 def _cannot(header: Header, options: RuntimeOptions, plan: Plan, adapters: Sequence[LoadedAdapter]) -> str | None:
     """What of a run the fork is known not to do, or not known to do."""
-    types = {tensor.type for part in read_shards(header) for tensor in part.tensors}
+    tensors = [tensor for part in read_shards(header) for tensor in part.tensors]
     for reason, applies in (
         (f"as a {header.architecture} model", header.architecture not in ARCHITECTURES),
+        ("with experts of this kind", header.metadata.count(_LLAMA_EXPERTS) > 0),
+        ("with factors for its positions", any(tensor.name == _ROPE_FACTORS for tensor in tensors)),
         ("with adapters", bool(adapters)),
         ("with a draft of its own layers", options.draft == "layers"),
         ("with layers on a GPU", plan.placement.gpu_layers > 0),
         ("with flash attention", options.flash_attn == "on"),
         ("with a KV cache that is not f16", {options.type_k, options.type_v} != {DEFAULT_CACHE_TYPE}),
-        ("with these types of tensors", bool(types & _OTHER_TYPES)),
+        ("with these types of tensors", any(tensor.type in _OTHER_TYPES for tensor in tensors)),
         ("without a vocabulary", not n_vocab(header)),
     ):
         if applies:
