@@ -31,9 +31,15 @@ from edgeinfer.native.model import NativeModel
 from edgeinfer.options import DEFAULT_CACHE_TYPE, RuntimeOptions
 from edgeinfer.runtime.memory import Plan
 
-ARCHITECTURES = frozenset(("internlm2", "llama", "qwen2", "qwen3", "qwen3moe", "smollm3"))
-"""Whose logits are llama.cpp's, with random weights and all that the architecture has (`tests/native/test_ik.py`). Others
-are far off, Gemma 2 and 3 among them; and of `llama` what follows."""
+ARCHITECTURES = frozenset(
+    (
+        *("cohere2", "command-r", "falcon", "gemma", "glm4", "glm4moe", "gptneox", "internlm2", "llama"),
+        *("qwen2", "qwen2moe", "qwen3", "qwen3moe", "smollm3", "stablelm"),
+    )
+)
+"""Whose logits are llama.cpp's, with random weights and all that the architecture has (`tests/native/test_ik.py`). Of
+others they are far off (Gemma 3, Granite) or cost the process (Gemma 2, StarCoder 2); and of `llama` with what follows.
+"""
 _LLAMA_EXPERTS, _ROPE_FACTORS = "llama.expert_count", "rope_freqs.weight"
 _OTHER_TYPES = frozenset((GGMLType.TQ1_0, GGMLType.TQ2_0, GGMLType.MXFP4, GGMLType.NVFP4, GGMLType.Q1_0))
 """That the fork does not know, or knows by another number."""

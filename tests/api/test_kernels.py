@@ -1,0 +1,193 @@
+"""Which library runs a model: what the fork cannot do, what a trial says, a package that is missing or broken."""
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from processes import PATIENCE_S
+
+import edgeinfer
+from edgeinfer.api import kernels as kernels_module
+from edgeinfer.api.files import checked_header
+from edgeinfer.api.kernels import Choice, Trial, choose
+from edgeinfer.api.memory import plan_run
+from edgeinfer.errors import ResourceError, UnusableInputError, UsageError
+from edgeinfer.native import ik
+from edgeinfer.options import RuntimeOptions
+from edgeinfer.types import Placement
+
+GOOD = Trial(0.003, 1.5, 2.0)
+
+
+@pytest.fixture
+def header(tiny_gguf):
+    return checked_header(tiny_gguf)
+
+
+@pytest.fixture
+def trials(monkeypatch, tmp_path):
+    """The fork as if it were installed; a list of what its trials say, one for each, and an empty memory of them."""
+    said = []
+    monkeypatch.setenv("EDGEINFER_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(kernels_module, "fork_is_installed", lambda: True)
+    monkeypatch.setattr(ik, "version", lambda: ik.VERSION)
+    monkeypatch.setattr(ik, "identity", lambda: "these files")
+    monkeypatch.setattr(kernels_module, "_run_trial", lambda path: said.pop(0))
+    return said
+
+
+def chosen(header, *, placement=None, adapters=(), **options):
+    made = RuntimeOptions(ctx_size=128, **options)
+    plan = plan_run(header, replace(made, draft="auto"))
+    if placement is not None:
+        plan = replace(plan, placement=placement)
+    return choose(header, made, plan, adapters)
+
+
+def test_the_faster_library_runs_a_model_and_the_trial_is_remembered(header, trials):
+    trials.append(GOOD)
+    assert chosen(header) == chosen(header) == Choice("ik")
+    assert chosen(header, kernels="ik") == Choice("ik")
+    assert chosen(header, kernels="llama.cpp") == Choice()
+
+
+def test_another_library_or_another_file_begins_anew(header, trials, monkeypatch, tmp_path):
+    trials += [GOOD, Trial(math.inf), GOOD]
+    assert chosen(header).name == "ik"
+    monkeypatch.setattr(ik, "identity", lambda: "other files")
+    assert chosen(header).name == "llama.cpp"
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(header.path.read_bytes())
+    assert chosen(checked_header(copy)).name == "ik"
+    assert not trials
+
+
+def test_rows_that_the_fork_computes_wrongly_are_never_that_many(header, trials):
+    trials.append(Trial(0.003, 1.5, 2.0, ubatch_size=24))
+    choice = chosen(header)
+    assert choice.applied(RuntimeOptions()).ubatch_size == 24
+    assert choice.applied(RuntimeOptions(ubatch_size=8)).ubatch_size == 8
+    assert Choice().applied(RuntimeOptions()) == RuntimeOptions()
+
+
+@pytest.mark.parametrize(
+    ("trial", "note"),
+    [
+        (Trial(math.inf), "cannot run it on this machine"),
+        (Trial(1.5, 9, 9), "computes something else (divergence 1.500)"),
+    ],
+)
+def test_a_library_that_computes_something_else_is_not_used(header, trials, trial, note):
+    trials.append(trial)
+    choice = chosen(header)
+    assert choice.name == "llama.cpp"
+    assert note in choice.note
+    with pytest.raises(UnusableInputError, match=r"ik_llama.cpp (cannot|computes)"):
+        chosen(header, kernels="ik")
+
+
+def test_a_slower_library_is_used_only_where_it_is_asked_for(header, trials):
+    trials.append(Trial(0.003, 0.9, 1.1))
+    assert chosen(header).name == "llama.cpp"
+    assert "0.99 times as fast" in chosen(header).note
+    assert chosen(header, kernels="ik").name == "ik"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"flash_attn": "on"}, "with flash attention"),
+        ({"cache_type_k": "q8_0"}, "with a KV cache that is not f16"),
+        ({"cache_type_v": "bf16"}, "with a KV cache that is not f16"),
+        ({"draft": "layers"}, "with a draft of its own layers"),
+        ({"adapters": ("one",)}, "with adapters"),
+        ({"placement": Placement(gpu_layers=2)}, "with layers on a GPU"),
+    ],
+)
+def test_what_the_fork_cannot_do_never_gets_as_far_as_a_trial(header, trials, settings, reason):
+    choice = chosen(header, **settings)
+    assert choice == Choice(note=f"llama.cpp's kernels: ik_llama.cpp cannot run it {reason}")
+    with pytest.raises(UsageError, match=reason):
+        chosen(header, kernels="ik", **settings)
+
+
+def test_an_architecture_that_was_not_compared_is_not_tried(header, trials, monkeypatch):
+    monkeypatch.setattr(kernels_module, "ARCHITECTURES", frozenset(("other",)))
+    assert "as a llama model" in chosen(header).note
+
+
+def test_without_the_package_everything_is_as_it_was(header, monkeypatch):
+    monkeypatch.setattr(kernels_module, "fork_is_installed", lambda: False)
+    assert chosen(header) == Choice()
+    with pytest.raises(ResourceError, match="not installed"):
+        chosen(header, kernels="ik")
+
+
+@pytest.mark.parametrize("version", ["0.1.4", ""])
+def test_another_version_is_not_used(header, trials, monkeypatch, version):
+    monkeypatch.setattr(ik, "version", lambda: version)
+    assert f"version {version or 'unknown'}, not {ik.VERSION}" in chosen(header).note
+    with pytest.raises(ResourceError, match="version"):
+        chosen(header, kernels="ik")
+
+
+@pytest.mark.parametrize(
+    "data", ["", "[]", "{}", '{"divergence": "x", "decode": 1, "prefill": 1, "ubatch_size": 1}', "[" * 4000]
+)
+def test_a_broken_memory_is_none(header, trials, data, monkeypatch):
+    trials += [Trial(math.inf), GOOD]
+    assert chosen(header).name == "llama.cpp"
+    (path,) = kernels_module.home().glob("kernels/*.json")
+    path.write_text(data)
+    assert chosen(header).name == "ik"
+
+
+BROKEN = {
+    "truncated": "import ctypes, pathlib; _lib = ctypes.CDLL(str(pathlib.Path(__file__).with_name('libllama.so')))",
+    "a missing symbol": "class _lib: pass\n_lib.llama_decode",
+    "dies": "import os; os.abort()",
+    "says nothing": "",
+}
+
+
+@pytest.mark.parametrize("code", BROKEN.values(), ids=BROKEN)
+def test_a_broken_package_runs_nothing_and_is_said_once(tiny_gguf, tmp_path, code):
+    """In processes of their own, as a user would see it."""
+    package = tmp_path / "site" / "ik_llama_cpp"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "_ctypes_api.py").write_text(code)
+    (package / "libllama.so").write_bytes(b"\x7fELF\2\1\1" + bytes(9))
+    about = tmp_path / "site" / f"ik_llama_cpp_python-{ik.VERSION}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ik-llama-cpp-python\nVersion: {ik.VERSION}\n")
+    program = (
+        "import json, sys, edgeinfer\n"
+        "from edgeinfer.errors import EdgeinferError\n"
+        "from edgeinfer.options import RuntimeOptions\n"
+        "found = []\n"
+        "for kernels in ('auto', 'ik'):\n"
+        "    try:\n"
+        "        with edgeinfer.load(sys.argv[1], RuntimeOptions(kernels=kernels)) as model:\n"
+        "            answer = model.generate('hi', raw=True, max_tokens=2)\n"
+        "        found.append([answer.kernels, model.kernels_note])\n"
+        "    except EdgeinferError as error:\n"
+        "        found.append([error.code, error.message])\n"
+        "print(json.dumps(found))\n"
+    )
+    root = str(next(iter(edgeinfer.__path__))).rpartition("/")[0]
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tiny_gguf)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+        env={"PYTHONPATH": f"{tmp_path / 'site'}:{root}", "EDGEINFER_HOME": str(tmp_path), "PATH": ""},
+    )
+    automatic, asked_for = json.loads(done.stdout)
+    assert automatic == ["llama.cpp", "llama.cpp's kernels: ik_llama.cpp cannot run it on this machine"]
+    assert asked_for[0] == "unusable_input"
+    assert done.stderr == ""

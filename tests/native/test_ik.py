@@ -1,0 +1,150 @@
+"""The fork's library: architectures that it computes as llama.cpp does, and what is wrong in it, so that it is known
+when that changes. Tiny models of random weights.
+"""
+
+import dataclasses
+import struct
+
+import numpy as np
+import pytest
+from random_checkpoint import PLAIN, make_checkpoint, prompt, read_model
+
+from edgeinfer.api import kernel_trial
+from edgeinfer.api.convert import plan_conversion, run_conversion
+from edgeinfer.api.files import checked_header
+from edgeinfer.api.kernels import ARCHITECTURES, n_vocab
+from edgeinfer.native.context import NativeBackend
+from edgeinfer.native.ik import IkModel, is_whole, kernels
+from edgeinfer.native.kernels import fork_is_installed
+from edgeinfer.native.model import NativeModel
+from edgeinfer.options import ConvertOptions, RuntimeOptions
+from edgeinfer.types import KVOp, Refusal, Row
+
+needs_fork = pytest.mark.skipif(not fork_is_installed(), reason="needs edgeinfer[fast]")
+FILES = {"glm4moe": "glm4-moe"}
+"""Of tests/conformance/models, where they are named otherwise than the architecture."""
+N_PROMPT, N_TOKENS = 64, 80
+ROUNDING = 1e-4
+"""Nats. F16 weights; a wrong operation makes 0.1 and more."""
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory):
+    def make_gguf(name, variant=PLAIN, type_name="F16", **config):
+        folder = tmp_path_factory.mktemp(name)
+        described = read_model(name)
+        described = dataclasses.replace(described, config={**described.config, **config})
+        checkpoint = make_checkpoint(described, variant, folder)
+        options = ConvertOptions(type=type_name, verify=False)
+        planned = plan_conversion(checkpoint, folder / "model.gguf", options)
+        run_conversion(planned, options)
+        return planned.output
+
+    return make_gguf
+
+
+def both(path):
+    header = checked_header(path)
+    yield NativeModel(path)
+    yield IkModel(path, header.architecture, n_vocab(header))
+
+
+def logits(model, tokens):
+    """Of a prompt in one pass and of single tokens, with another sequence's cells before them."""
+    with model, NativeBackend(model, RuntimeOptions(ctx_size=256, threads=1), max_sequences=2) as backend:
+        backend.forward([Row(1, tokens[:7], 0, 7)])
+        rows = [backend.forward([Row(0, tokens[:N_PROMPT], 0, 0)]).copy()]
+        rows += [backend.forward([Row(0, tokens[i : i + 1], i, 0)]).copy() for i in range(N_PROMPT, N_TOKENS)]
+        return np.concatenate(rows)
+
+
+def some_tokens(name):
+    tokens = prompt(read_model(name))
+    return np.resize(np.concatenate([tokens, tokens[::-1]]), N_TOKENS).astype(np.int32)
+
+
+@needs_fork
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+def test_the_architectures_are_computed_as_llama_cpp_computes_them(make, name):
+    path = make(FILES.get(name, name), **({"rope_scaling": None} if name == "llama" else {}))
+    assert checked_header(path).architecture == name
+    ours, theirs = (logits(model, some_tokens(FILES.get(name, name))) for model in both(path))
+    assert kernel_trial._divergence(ours, theirs) < ROUNDING
+
+
+@needs_fork
+def test_a_trial_finds_the_rows_that_are_wrong_and_avoids_them(make):
+    """Q4_1 with rows of 320: from 32 tokens at a time on."""
+    path = make("llama", "ragged", "Q4_1", rope_scaling=None)
+    assert kernel_trial.main(path).ubatch_size == 24
+    whole = kernel_trial.main(make("llama", PLAIN, "Q4_1", rope_scaling=None))
+    assert (whole.ubatch_size, whole.is_sound) == (None, True)
+
+
+@needs_fork
+def test_room_in_pieces_is_room(make):
+    """The fork wants cells side by side; what is in the way is moved, and nothing of it changes."""
+    path = make("qwen2")
+    header = checked_header(path)
+    tokens = np.resize(some_tokens("qwen2"), 200)
+    options = RuntimeOptions(ctx_size=512, threads=1)
+    model = IkModel(path, header.architecture, n_vocab(header))
+    with model, NativeBackend(model, options, max_sequences=3) as backend:
+        for start in range(0, 200, 50):
+            for seq in (0, 1):
+                backend.forward([Row(seq, tokens[start : start + 50], start, 50)])
+        expected = backend.forward([Row(0, tokens[:1], 200, 0)]).copy()
+        backend.apply(KVOp("remove", 0, 0, 200, -1))
+        backend.apply(KVOp("remove", 1, 1, 0, -1))
+        assert not isinstance(backend.forward([Row(2, tokens, 0, 200)]), Refusal)
+        assert backend.forward([Row(1, np.resize(tokens, 130), 0, 130)]) is Refusal.NO_ROOM
+        assert not isinstance(backend.forward([Row(1, tokens[:100], 0, 100)]), Refusal)
+        # In another order sums round otherwise.
+        np.testing.assert_allclose(backend.forward([Row(0, tokens[:1], 200, 0)]), expected, atol=1e-4)
+
+
+@needs_fork
+def test_a_pass_in_several_parts_that_finds_no_room_leaves_nothing(make):
+    path = make("qwen2")
+    header = checked_header(path)
+    options = RuntimeOptions(ctx_size=256, ubatch_size=32, threads=1)
+    with IkModel(path, header.architecture, n_vocab(header)) as model, NativeBackend(model, options) as backend:
+        tokens = np.resize(some_tokens("qwen2"), 256)
+        backend.forward([Row(0, tokens[:100], 0, 100)])
+        assert backend.forward([Row(0, np.resize(tokens, 200), 100, 200)]) is Refusal.NO_ROOM
+        with pytest.raises(ValueError, match="holds 100 tokens"):
+            backend.save_range(0, 0, 101)
+
+
+@needs_fork
+def test_it_names_its_files_and_the_machine():
+    assert kernels().build().startswith("ik_llama.cpp 0.1.5 [(")
+    assert "AVX2 = " in kernels().build()
+
+
+def state(p0=3, p1=7, *, sequences=0, layers=2, transposed=1, states=0):
+    """What the library writes of a range, K of 8 bytes a cell, V of 4 elements of 2 bytes."""
+    n = p1 - p0
+    cells = b"".join(struct.pack("=iI", position, sequences) for position in range(p0, p1))
+    keys = (struct.pack("=iQ", 1, 8) + bytes(8 * n)) * layers
+    values = struct.pack("=iII", 1, 2, 4) if transposed else struct.pack("=iQ", 1, 8)
+    values = (values + bytes(8 * n)) * layers
+    parts = (struct.pack("=I", n), cells, struct.pack("=II", transposed, layers), keys, values)
+    return b"".join(parts) + struct.pack("=I", states)
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_a_state_is_whole_or_refused(transposed):
+    whole = state(transposed=transposed)
+    assert is_whole(memoryview(whole), 3, 7)
+    for n in range(len(whole)):
+        assert not is_whole(memoryview(whole[:n]), 3, 7)
+    assert not is_whole(memoryview(whole + b"\0"), 3, 7)
+    for p0, p1 in ((3, 6), (2, 6), (3, 8)):
+        assert not is_whole(memoryview(whole), p0, p1)
+
+
+@pytest.mark.parametrize("change", [{"sequences": 1}, {"states": 1}])
+def test_a_state_of_another_kind_is_refused(change):
+    data = state(**change)
+    assert not is_whole(memoryview(data), 3, 7)
