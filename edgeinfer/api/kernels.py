@@ -41,8 +41,8 @@ ARCHITECTURES = frozenset(
 others they are far off (Gemma 3, Granite) or cost the process (Gemma 2, StarCoder 2); and of `llama` with what follows.
 """
 _LLAMA_EXPERTS, _ROPE_FACTORS = "llama.expert_count", "rope_freqs.weight"
-_OTHER_TYPES = frozenset((GGMLType.TQ1_0, GGMLType.TQ2_0, GGMLType.MXFP4, GGMLType.NVFP4, GGMLType.Q1_0))
-"""That the fork does not know, or knows by another number."""
+_OTHER_TYPES = frozenset(t for t in GGMLType if t > GGMLType.BF16)
+"""Newer ones, that the fork does not know, knows by another number, or was not compared with."""
 MAX_DIVERGENCE = 0.05
 """Between the two libraries' answers, in nats: kernels that round otherwise make a tenth of it, a wrong one a hundred
 times as much."""
@@ -89,10 +89,18 @@ class Choice:
         return replace(options, ubatch_size=min(options.ubatch_size, self.ubatch_size or options.ubatch_size))
 
 
-def choose(header: Header, options: RuntimeOptions, plan: Plan, adapters: Sequence[LoadedAdapter]) -> Choice:
+def choose(
+    header: Header,
+    options: RuntimeOptions,
+    plan: Plan,
+    adapters: Sequence[LoadedAdapter] = (),
+    *,
+    may_try: bool = True,
+) -> Choice:
     """Decide what runs a model; the first time for a model it takes as long as loading it twice.
 
-    Raises UsageError, ResourceError, UnusableInputError where the fork was asked for by name and cannot do it.
+    Unless it `may_try` a model that has not run on both yet, it says so in the note. Raises UsageError, ResourceError,
+    UnusableInputError where the fork was asked for by name and cannot do it.
     """
     if options.kernels == LLAMA_CPP.name:
         return Choice()
@@ -112,7 +120,9 @@ def choose(header: Header, options: RuntimeOptions, plan: Plan, adapters: Sequen
         if is_asked_for:
             raise UsageError(f"ik_llama.cpp cannot run it {reason}", "use --kernels llama.cpp, or auto")
         return Choice(note=f"llama.cpp's kernels: ik_llama.cpp cannot run it {reason}")
-    trial = _remembered(header, ik.identity())
+    trial = _remembered(header, ik.identity(), may_try=may_try)
+    if trial is None:
+        return Choice(note="the faster one, measured when the model first runs")
     if is_asked_for and not trial.is_sound:
         raise UnusableInputError(f"{header.path}: ik_llama.cpp {_fault(trial)}", "use --kernels llama.cpp")
     if not trial.is_sound:
@@ -162,10 +172,10 @@ def _fault(trial: Trial) -> str:
     return f"computes something else (divergence {trial.divergence:.3f})"
 
 
-def _remembered(header: Header, identity: str) -> Trial:
-    """The trial of a model on this machine: an earlier one, or one that is made now."""
+def _remembered(header: Header, identity: str, *, may_try: bool) -> Trial | None:
+    """The trial of a model on this machine: an earlier one, or one that is made now, if that may be."""
     path = _path(header, identity)
-    if (trial := _read(path)) is None:
+    if (trial := _read(path)) is None and may_try:
         trial = _run_trial(header.path)
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeinfer.api.files import checked_header, resolve
+from edgeinfer.api.kernels import choose
 from edgeinfer.api.memory import installed_nbytes, plan_run, this_machine
 from edgeinfer.api.models import list_models
 from edgeinfer.bench import machine, roofline
@@ -16,6 +17,7 @@ from edgeinfer.gguf_file.shards import read_shards
 from edgeinfer.home import home
 from edgeinfer.native import library
 from edgeinfer.native.devices import default_threads
+from edgeinfer.native.kernels import fork_is_installed
 from edgeinfer.options import RuntimeOptions
 from edgeinfer.runtime.footprint import KV_PADDING_TOKENS, Footprint, repacked_types
 from edgeinfer.runtime.memory import Machine, Plan
@@ -63,6 +65,16 @@ class Library:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """The second library, ik_llama.cpp."""
+
+    installed: bool
+    version: str
+    problem: str
+    """Why it is not used, "" where it can be."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreInfo:
     """Where models are kept."""
 
@@ -86,6 +98,10 @@ class Verdict:
     needed_bytes: int | None
     weights_bytes: int
     gpu_layers: int
+    kernels: str
+    """The library that would run it."""
+    kernels_note: str
+    """Why that one, or when it is decided."""
     decode_tps_limit: float | None
     """Tokens per second if reading the weights were all there is to do; None when a GPU does it."""
 
@@ -98,6 +114,7 @@ class Report:
     memory: Memory
     gpus: tuple[Device, ...]
     library: Library
+    fork: Fork
     store: StoreInfo
     model: Verdict | None
 
@@ -116,9 +133,19 @@ def examine(model: str | None = None) -> Report:
         memory=Memory(installed_nbytes(), found.available_nbytes, round(bandwidth_gbps, 2)),
         gpus=found.devices,
         library=Library(machine.library_build(), library.version(), library.system_info().strip(" |")),
+        fork=_fork(),
         store=StoreInfo(str(home() / "models"), len(stored), sum(m.bytes for m in stored)),
         model=_verdict(header, found, bandwidth_gbps) if header is not None else None,
     )
+
+
+def _fork() -> Fork:
+    if not fork_is_installed():
+        return Fork(False, "", "not installed: pip install 'edgeinfer[fast]'")
+    from edgeinfer.native import ik
+
+    version = ik.version()
+    return Fork(True, version, "" if version == ik.VERSION else f"version {version}, not {ik.VERSION}")
 
 
 def _cpu(found: Machine, threads: int) -> Cpu:
@@ -140,6 +167,7 @@ def _verdict(header: Header, found: Machine, bandwidth_gbps: float) -> Verdict:
         reason = ", ".join(plan.changes)
     except ResourceError as error:
         reason = error.message.removeprefix(f"{header.path}: ")
+    choice = choose(header, RuntimeOptions(), plan, may_try=False) if plan else None
     on_gpu = plan is not None and plan.placement.gpu_layers > 0
     per_token = sum(roofline.weight_nbytes_per_token(shard) for shard in read_shards(header))
     return Verdict(
@@ -151,6 +179,8 @@ def _verdict(header: Header, found: Machine, bandwidth_gbps: float) -> Verdict:
         needed_bytes=plan.needs.total if plan else None,
         weights_bytes=sum(tensor.nbytes for tensor in footprint.tensors),
         gpu_layers=plan.placement.gpu_layers if plan else 0,
+        kernels=choice.name if choice else "",
+        kernels_note=choice.note if choice else "",
         decode_tps_limit=None if on_gpu or not per_token else round(bandwidth_gbps * 1e9 / per_token, 1),
     )
 

@@ -22,9 +22,13 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def library_build() -> str:
+_PACKAGES = {"llama.cpp": "llama-cpp-python", "ik": "ik-llama-cpp-python"}
+
+
+def library_build(kernels: str = "llama.cpp") -> str:
     """The compiled library, by the version of the package that carries it."""
-    return f"llama-cpp-python {metadata.version('llama-cpp-python')}"
+    package = _PACKAGES[kernels]
+    return f"{package} {metadata.version(package)}"
 
 
 def reset_peak_rss() -> None:

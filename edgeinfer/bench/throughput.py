@@ -87,7 +87,7 @@ def _measure(
 def machine_and_model(path: str | Path, model: Model) -> Row:
     """What every suite's rows begin with."""
     return {
-        "build_commit": machine.library_build(),
+        "build_commit": machine.library_build(model.kernels),
         "build_number": 0,
         "cpu_info": machine.cpu_name(),
         "gpu_info": "",

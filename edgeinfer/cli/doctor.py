@@ -38,6 +38,7 @@ def _text(report: Report) -> str:
         ("bandwidth", f"{memory.bandwidth_gbps:.1f} GB/s, read by {cpu.threads} thread{plural}"),
         ("gpu", "; ".join(gpus) or "none that this build of the library can use"),
         ("library", f"{report.library.package}, llama.cpp {report.library.version}"),
+        ("ik", report.fork.problem or f"ik-llama-cpp-python {report.fork.version}: runs models where it is faster"),
         ("store", f"{report.store.path}: {report.store.models} models, {_size(report.store.bytes)}"),
         *(_verdict(report.model) if report.model else ()),
     ]
@@ -53,6 +54,7 @@ def _verdict(verdict: Verdict) -> list[tuple[str, str]]:
         ("fits", f"yes, needs {_size(verdict.needed_bytes)}" + (f": {verdict.reason}" if verdict.reason else ""))
     )
     rows.append(("context", f"{verdict.ctx_size} tokens unless told otherwise, {verdict.max_ctx_size} at most"))
+    rows.append(("run by", f"{verdict.kernels}" + (f" ({verdict.kernels_note})" if verdict.kernels_note else "")))
     if verdict.gpu_layers:
         rows.append(("gpu layers", str(verdict.gpu_layers)))
     if verdict.decode_tps_limit is not None:
