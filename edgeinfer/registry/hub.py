@@ -66,8 +66,8 @@ def cached(hub_id: HubId) -> Path | None:
 
 
 def _is_complete(folder: Path) -> bool:
-    if all((folder / name).exists() for name in _ADAPTER):
-        return True
+    if (folder / _ADAPTER[0]).exists() and not (folder / "config.json").exists():
+        return (folder / _ADAPTER[1]).exists()
     has_config = (folder / "config.json").exists() and any((folder / name).exists() for name in _TOKENIZERS)
     if not has_config:
         return False
