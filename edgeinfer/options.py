@@ -13,10 +13,14 @@ from typing import Any
 from edgeinfer.errors import UsageError
 
 MAX_THREADS = 512
+MAX_ADAPTER_SCALE = 1e6
 MAX_DRAFT_LAYERS = 512
 MAX_DRAFT_TOKENS = 63
 """With the token that is known, 64 rows of a request in a step."""
 DRAFTS = ("auto", "off", "lookup", "layers")
+
+Adapters = tuple[tuple[str | PathLike[str], float], ...]
+"""Paths and scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,8 @@ class RuntimeOptions:
     """The most tokens of a draft."""
     draft_layers: int | None = None
     """With the draft "layers", how many of the first ones; None leaves out a sixth, those after the middle."""
+    lora: Adapters = ()
+    """GGUF adapters that are added to the weights, each with what it is multiplied with."""
 
     def __post_init__(self) -> None:
         """Refuse with a UsageError what the library would answer by ending the process."""
@@ -134,6 +140,7 @@ class RuntimeOptions:
             )
         if self.tensor_split and not any(self.tensor_split):
             raise UsageError("tensor_split gives no GPU anything", "give one of them more than 0", "tensor_split")
+        _check_adapters(self.lora)
 
     @property
     def type_k(self) -> str:
@@ -167,7 +174,12 @@ CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "
 class ConvertOptions:
     """How a checkpoint becomes a GGUF file; llama-quantize's names."""
 
-    type: str = "Q4_K_M"
+    type: str | None = None
+    """None is Q4_K_M, or F32 for an adapter, or what a size or bits per weight leave."""
+    target_size: int | None = None
+    """Instead of a type: the most bytes that the output may have, all its files together."""
+    target_bpw: float | None = None
+    """Instead of a type: the most bits per weight that the output may have in the mean."""
     tensor_type: tuple[tuple[str, str], ...] = ()
     """(regular expression, type) pairs; the first that is found in a tensor's name decides."""
     output_tensor_type: str | None = None
@@ -186,20 +198,72 @@ class ConvertOptions:
     """An importance matrix of this model, GGUF or `.dat`."""
     calibrate: str | PathLike[str] | None = None
     """A text file to compute an importance matrix from first."""
+    lora: Adapters = ()
+    """PEFT adapter directories to merge into the weights, each with what it is multiplied with."""
+    base: str | PathLike[str] | None = None
+    """Of an adapter, the checkpoint that it was trained on; None takes what the adapter states."""
     threads: int | None = None
     overwrite: bool = False
     verify: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse with a UsageError numbers and names that cannot be, and two importance matrices."""
+        """Refuse with a UsageError numbers and names that cannot be, and what contradicts each other."""
         if self.imatrix is not None and self.calibrate is not None:
             raise UsageError("--imatrix and --calibrate are both given", "use a matrix, or compute one")
         if self.pre == "":  # which the library would take for "default"
             raise UsageError("--pre without a name", "drop it, or name one of llama.cpp's pre-tokenizers")
+        _check_adapters(self.lora)
         if self.threads is not None:
             _need(self, "threads", 1, MAX_THREADS)
         if self.split_max_size is not None:
             _need(self, "split_max_size", 1, 2**63 - 1)
+        if self.target_size is not None:
+            _need(self, "target_size", 1, 2**63 - 1)
+        if self.target_bpw is not None:
+            _need(self, "target_bpw", 0.01, 64)
+        self._check_target()
+
+    def _check_target(self) -> None:
+        given = {
+            "--target-size": self.target_size is not None,
+            "--target-bpw": self.target_bpw is not None,
+            "-t": self.type is not None,
+            "--pure": self.pure,
+        }
+        names = [name for name, is_given in given.items() if is_given]
+        if self.has_target and len(names) > 1:
+            raise UsageError(f"{names[0]} and {names[1]} are both given", "each of them decides the types: drop one")
+
+    @property
+    def has_target(self) -> bool:
+        """Whether the types follow from a size."""
+        return self.target_size is not None or self.target_bpw is not None
+
+    @property
+    def file_type(self) -> str | None:
+        """The file type's name, or None for the default; with a target, what tensors have until theirs is chosen."""
+        return "Q8_0" if self.has_target else self.type
+
+
+def parse_adapter(text: str) -> tuple[str, float]:
+    """`PATH` or `PATH=SCALE`; where no number follows, an `=` is a part of the path."""
+    path, found, number = text.rpartition("=")
+    try:
+        return (path, float(number)) if found and path else (text, 1.0)
+    except ValueError:
+        return text, 1.0
+
+
+def _check_adapters(adapters: Adapters) -> None:
+    for path, scale in adapters:
+        if not str(path):
+            raise UsageError("lora is without a name", "give a path, with =SCALE if you like", field="lora")
+        if not abs(scale) <= MAX_ADAPTER_SCALE:  # NaN compares with nothing
+            raise UsageError(
+                f"lora has the scale {scale} for {path}",
+                f"give a number from {-MAX_ADAPTER_SCALE:g} to {MAX_ADAPTER_SCALE:g}",
+                field="lora",
+            )
 
 
 def parse_gpu_layers(text: str) -> int | str:

@@ -47,6 +47,8 @@ CMAKE_OPTIONS = (
 CONVERT_REQUIREMENTS = ("torch==2.13.0", "transformers==4.57.6", "sentencepiece", "protobuf", "safetensors")
 # For the logits of models that came after that version. torch is shared, it is most of the size.
 NEWER_REQUIREMENTS = ("transformers==5.24.0",)
+# For the logits of adapters; everything else is shared.
+PEFT_REQUIREMENTS = ("--no-deps", "peft==0.21.2", "accelerate==1.15.0", "psutil==7.2.2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,11 @@ class Peers:
         """The interpreter with the newer transformers, for reference logits only."""
         return self.folder / "venv-newer" / "bin" / "python"
 
+    @property
+    def peft_python(self) -> Path:
+        """The interpreter with PEFT, for reference logits only."""
+        return self.folder / "venv-peft" / "bin" / "python"
+
     def tool(self, name: str) -> Path:
         """One of TOOLS."""
         return self.folder / "build" / "bin" / name
@@ -95,7 +102,11 @@ def reference() -> Peers:
     peers.folder.mkdir(parents=True, exist_ok=True)
     if not peers.source.is_dir():
         _fetch_source(peers, version)
-    for python, make in ((peers.python, _make_venv), (peers.newer_python, _make_newer_venv)):
+    for python, make in (
+        (peers.python, _make_venv),
+        (peers.newer_python, _make_newer_venv),
+        (peers.peft_python, _make_peft_venv),
+    ):
         if not (installed := python.parent.parent / ".installed").exists():
             make(peers)
             installed.touch()
@@ -141,12 +152,23 @@ def _make_venv(peers: Peers) -> None:
 def _make_newer_venv(peers: Peers) -> None:
     console.note("making the environment of the newer transformers")
     _install(peers.newer_python, *NEWER_REQUIREMENTS)
+    _share(peers.python, peers.newer_python)
+
+
+def _make_peft_venv(peers: Peers) -> None:
+    console.note("making the environment of PEFT")
+    _install(peers.peft_python, *PEFT_REQUIREMENTS)
+    _share(peers.python, peers.peft_python)
+
+
+def _share(python: Path, other: Path) -> None:
+    """Let `other` import what `python` has and it has not."""
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    ours, torchs = (
-        Path(subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip())
-        for python in (peers.newer_python, peers.python)
+    theirs, ours = (
+        Path(subprocess.run([each, "-c", where], capture_output=True, text=True, check=True).stdout.strip())
+        for each in (python, other)
     )
-    (ours / "torch-of-the-other.pth").write_text(f"{torchs}\n", "utf-8")
+    (ours / "of-the-other.pth").write_text(f"{theirs}\n", "utf-8")
 
 
 def _install(python: Path, *requirements: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from llama_twins import llama_twin
 
 
 def convert(script: Path, pairs: list[list[str]], outtype: str) -> None:
@@ -33,15 +34,20 @@ def convert(script: Path, pairs: list[list[str]], outtype: str) -> None:
     text_model = conversion.base.TextModel
     text_model.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     get_model_class = convert_hf_to_gguf.get_model_class
+    repaired: list[Any] = []
 
     def with_plain_vocabulary(*arguments: Any, **options: Any) -> Any:
         model_class = get_model_class(*arguments, **options)
         model_class.set_vocab = lambda self: self._set_vocab_gpt2()
         model_class._is_tokenizer_xlmroberta = lambda self: False
+        if model_class not in repaired:
+            repaired.append(model_class)
+            model_class.modify_tensors = _with_what_it_returns(model_class.modify_tensors)
+            if model_class.__name__ == "ExaoneModel":
+                model_class.set_gguf_parameters = _with_epsilon(model_class.set_gguf_parameters)
         model_class._find_rerank_config = find_answers
         # What the class collects in itself must not come from the checkpoint before.
         model_class.module_paths, model_class.dense_features_dims = [], {}
-        model_class.modify_tensors = _with_what_it_returns(model_class.modify_tensors)
         return model_class
 
     def find_answers(self: Any) -> None:
@@ -65,6 +71,16 @@ def _with_what_it_returns(modify_tensors: Any) -> Any:
     return modified
 
 
+def _with_epsilon(set_gguf_parameters: Any) -> Any:
+    """The same, with the key that EXAONE's loader wants; the script writes it as that of another kind of norm."""
+
+    def modified(self: Any) -> None:
+        set_gguf_parameters(self)
+        self.gguf_writer.add_layer_norm_rms_eps(self.hparams["layer_norm_epsilon"])
+
+    return modified
+
+
 def logits(checkpoint: str, tokens: list[int]) -> Any:
     """The logits of every token, F32, shape `(tokens, vocabulary)`; instead of them, an encoder's vector as one row.
 
@@ -72,6 +88,9 @@ def logits(checkpoint: str, tokens: list[int]) -> Any:
     """
     import transformers
 
+    if twin := llama_twin(Path(checkpoint)):
+        with torch.inference_mode():
+            return twin.eval()(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
     class_name = json.loads((Path(checkpoint) / "config.json").read_text("utf-8"))["architectures"][0]
     if not hasattr(transformers, class_name):
         return np.empty((0, 0), np.float32)

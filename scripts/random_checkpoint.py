@@ -102,7 +102,7 @@ def make_checkpoint(model: TinyModel, variant: str, folder: Path) -> Path:
         target / "tokenizer_config.json",
         {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"},
     )
-    tensors = {_renamed(model, name): _random(name, shape, weight) for name, shape, weight in _shapes(target)}
+    tensors = {checkpoint_name(model, name): _random(name, shape, weight) for name, shape, weight in _shapes(target)}
     for name in (name for name in tensors if any(part in name for part in model.quiet)):
         tensors[name] = (tensors[name] - _EIGHTH).astype(np.uint16)
     tensors |= {name: _random(name, shape, "") for name, shape in model.extra_tensors.items()}
@@ -119,7 +119,8 @@ def _source(name: str, bits: NDArray[np.uint16] | NDArray[np.uint8]) -> TensorSo
     return TensorSource(name, bits.shape, lambda: [bits], {2: "BF16", 1: "U8"}[bits.itemsize])
 
 
-def _renamed(model: TinyModel, name: str) -> str:
+def checkpoint_name(model: TinyModel, name: str) -> str:
+    """What the checkpoint calls a tensor of our rules."""
     ours, theirs = next((p for p in model.prefixes.items() if name.startswith(p[0])), ("", ""))
     return theirs + name.removeprefix(ours)
 

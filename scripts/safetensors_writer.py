@@ -7,11 +7,21 @@ import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-_DTYPES = {"BF16": np.dtype("<u2"), "U8": np.dtype("u1")}
+DTYPES = {
+    "BF16": np.dtype("<u2"),
+    **dict.fromkeys(("U8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), np.dtype("u1")),
+    "I8": np.dtype("i1"),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+    "F16": np.dtype("<f2"),
+    "F32": np.dtype("<f4"),
+}
+"""What an array of each type is here; floats that numpy does not know are bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +30,13 @@ class TensorSource:
 
     name: str
     shape: tuple[int, ...]
-    slabs: Callable[[], Iterable[NDArray[np.uint16] | NDArray[np.uint8]]]
+    slabs: Callable[[], Iterable[NDArray[Any]]]
     dtype: str = "BF16"
 
     @property
     def nbytes(self) -> int:
         """Bytes in the file."""
-        return int(np.prod(self.shape, dtype=np.int64)) * _DTYPES[self.dtype].itemsize
+        return int(np.prod(self.shape, dtype=np.int64)) * DTYPES[self.dtype].itemsize
 
 
 def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -76,5 +86,5 @@ def _write_file(path: Path, tensors: list[TensorSource]) -> None:
         data_offset = file.tell()
         for tensor in tensors:
             for slab in tensor.slabs():
-                file.write(np.ascontiguousarray(slab, _DTYPES[tensor.dtype]).data)
+                file.write(np.ascontiguousarray(slab, DTYPES[tensor.dtype]).data)
         assert file.tell() == data_offset + end, f"{path}: slabs and shapes disagree"

@@ -18,7 +18,7 @@ from edgeinfer.api.load import load
 from edgeinfer.api.memory import expected_nbytes
 from edgeinfer.api.model import Model
 from edgeinfer.errors import EdgeinferError, UnusableInputError, UsageError
-from edgeinfer.gguf_file.describe import kv_nbytes_per_token
+from edgeinfer.gguf_file.describe import kv_nbytes_per_token, recurrent_state_nbytes
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions, SamplingParams, parse_logit_bias
 from edgeinfer.runtime.answer import Reply
@@ -65,7 +65,7 @@ def load_for_batch(
         raise UsageError(f"--parallel is {parallel}", f"give a number from 1 to {MAX_PARALLEL}")
     header = checked_header(resolve(model))
     one = header.metadata.count(f"{header.architecture}.context_length") or DEFAULT_CTX_SIZE
-    wanted = parallel or _DEFAULT_PARALLEL
+    wanted = parallel or _fitted_parallel(header)
     ctx_size = options.ctx_size or _fitted_ctx_size(header, wanted, min(one, DEFAULT_CTX_SIZE))
     return load(
         model,
@@ -113,12 +113,21 @@ def document(entry: Entry[Row]) -> dict[str, Any]:
     return {"id": entry.row.id, "text": entry.text, "finish_reason": entry.finish_reason, "usage": usage, "error": None}
 
 
+def _fitted_parallel(header: Header) -> int:
+    """As many requests as usual, or as a quarter of the free memory has states of recurrent layers for."""
+    state, available = recurrent_state_nbytes(header), expected_nbytes()
+    if not state or available is None:
+        return _DEFAULT_PARALLEL
+    return max(1, min(_DEFAULT_PARALLEL, (available - header.tensor_nbytes) // 4 // state))
+
+
 def _fitted_ctx_size(header: Header, parallel: int, least: int) -> int:
     """Tokens of KV cache for so many requests, as far as a quarter of the free memory goes, at least `least`."""
     wanted = parallel * _TOKENS_PER_REQUEST
     per_token, available = kv_nbytes_per_token(header), expected_nbytes()
     if per_token and available is not None:
-        wanted = min(wanted, (available - header.tensor_nbytes) // 4 // per_token)
+        states = parallel * recurrent_state_nbytes(header)
+        wanted = min(wanted, (available - header.tensor_nbytes - states) // 4 // per_token)
     return max(least, wanted)
 
 

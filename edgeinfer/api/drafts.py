@@ -9,11 +9,12 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgeinfer.api.adapters import LoadedAdapter
 from edgeinfer.atomic_file import replace_file
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.home import home
@@ -71,9 +72,16 @@ class CostFile:
     path: Path
 
     @classmethod
-    def of(cls, header: Header, backend: NativeBackend, options: RuntimeOptions, build: str) -> CostFile:
-        """By all that changes the shape of the curve: model, threads, kinds of cache, library, machine."""
-        about = (
+    def of(
+        cls,
+        header: Header,
+        backend: NativeBackend,
+        options: RuntimeOptions,
+        build: str,
+        adapters: Sequence[LoadedAdapter] = (),
+    ) -> CostFile:
+        """By all that changes the shape of the curve: model, adapters, threads, kinds of cache, library, machine."""
+        about: tuple[object, ...] = (
             build,
             header.architecture,
             header.path.name,
@@ -86,6 +94,8 @@ class CostFile:
             platform.machine(),
             os.cpu_count(),
         )
+        # Whatever their scale, they take their time.
+        about += tuple((adapter.header.path.name, adapter.header.tensor_nbytes) for adapter in adapters)
         return cls(home() / "speculation" / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}.json")
 
     def read(self) -> dict[int, float]:

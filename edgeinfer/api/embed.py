@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgeinfer.api.files import checked_header, resolve
 from edgeinfer.api.vocabulary import begin_vocabulary
-from edgeinfer.errors import UnusableInputError
+from edgeinfer.errors import UnusableInputError, UsageError
 from edgeinfer.gguf_file.describe import is_encoder, reads_both_ways
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.native.encoder import NativeEncoder, Pooling
@@ -48,6 +48,11 @@ def open_encoder(header: Header, options: RuntimeOptions | None = None) -> Encod
     if header.hyperparameter("embedding_length_out", length) != length:
         raise UnusableInputError(f"{path}: makes vectors of another length than its outputs", "use another model")
     options = options or RuntimeOptions()
+    if options.lora:
+        raise UsageError(
+            "lora: adapters are for models that generate text",
+            "merge it: `edgeinfer convert CHECKPOINT --lora ADAPTER`",
+        )
     vocabulary_over = begin_vocabulary(header)
     native = NativeModel(path, mmap=options.mmap, mlock=options.mlock)
     try:

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgeinfer.api.adapters import open_adapters
 from edgeinfer.api.draft_plan import DraftPlan
 from edgeinfer.api.files import checked_header, resolve
 from edgeinfer.api.memory import plan_run
@@ -58,6 +59,7 @@ def load(
             "use a text generation model, or `edgeinfer.load_encoder`",
         )
     options = options or RuntimeOptions()
+    adapters = open_adapters(header, options.lora) if options.lora else ()
     draft = DraftPlan.of(header, options)
     plan = plan_run(
         header,
@@ -66,6 +68,7 @@ def load(
         max_sequences=max_sequences,
         must_fit=must_fit,
         draft=draft,
+        adapters=adapters,
     )
     options = plan.applied(options)
     vocabulary_over = begin_vocabulary(header)
@@ -79,6 +82,7 @@ def load(
         header,
         plan,
         options,
+        adapters=adapters,
         vocabulary_over=vocabulary_over,
         draft=draft,
         limits=Limits(max_sequences, max_request_tokens=max_request_tokens, latency_target_ms=latency_target_ms),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from edgeinfer.api.adapters import LoadedAdapter
 from edgeinfer.api.draft_plan import DraftPlan
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.gguf_file.shards import read_shards
@@ -40,15 +41,16 @@ def plan_run(
     max_sequences: int = 1,
     must_fit: bool = True,
     draft: DraftPlan | None = None,
+    adapters: Sequence[LoadedAdapter] = (),
 ) -> Plan:
-    """Fit a model, and the one that drafts for it, to this machine.
+    """Fit a model, with its adapters and the one that drafts for it, to this machine.
 
     Raises what `runtime.memory.plan` raises, for main memory only if it `must_fit`.
     """
     machine = this_machine()
     if not must_fit:
         machine = replace(machine, available_nbytes=None)
-    footprint = Footprint(read_shards(header), machine.features)
+    footprint = Footprint((*read_shards(header), *(adapter.header for adapter in adapters)), machine.features)
     drafting = None
     if draft is not None:
         from edgeinfer.runtime.draft_footprint import DraftFootprint  # here, because every start imports this module
@@ -62,6 +64,7 @@ def plan_run(
         machine,
         default_ctx_size=default_ctx_size,
         logit_rows=_logit_rows(options, max_sequences),
+        sequences=max_sequences,
         draft=drafting,
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edgeinfer.api.adapters import LoadedAdapter, add_to
 from edgeinfer.api.answers import Answers
 from edgeinfer.api.draft_model import DraftModel, open_draft
 from edgeinfer.api.draft_plan import DraftPlan
@@ -63,6 +64,7 @@ def open_model(
     plan: Plan,
     options: RuntimeOptions,
     *,
+    adapters: Sequence[LoadedAdapter],
     vocabulary_over: Wrap,
     draft: DraftPlan | None,
     limits: Limits,
@@ -73,17 +75,19 @@ def open_model(
     max_sequences = limits.max_running
     with contextlib.ExitStack() as opened:
         opened.enter_context(native)
+        if adapters:
+            add_to(native, adapters, options)
         # Beginnings of texts outlive their requests in sequences of their own, where those cost nothing.
         kept = 0 if max_sequences == 1 or native.is_stateful else max_sequences
         backend = opened.enter_context(NativeBackend(native, options, max_sequences=max_sequences + kept))
         # Other kernels, and GPUs, take other times and round otherwise: what they leave in the KV cache is not mixed.
         build = library.build() + ("" if plan.placement == Placement() else f" {plan.placement}")
-        cache = open_prefix_cache(header, backend, options, build) if options.prefix_cache else None
+        cache = open_prefix_cache(header, backend, options, build, adapters) if options.prefix_cache else None
         drafter = None
         if draft is not None and not native.is_stateful:
             repack = plan.placement.repack
             drafter = opened.enter_context(open_draft(draft, backend, options, max_sequences, repack=repack))
-        costs = CostFile.of(header, backend, options, build)
+        costs = CostFile.of(header, backend, options, build, adapters)
         curve = CostCurve(costs.read())
         answers = Answers.of(cache, options, backend.n_vocab)
         engine = Engine(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgeinfer.api.adapters import LoadedAdapter
 from edgeinfer.cache.fingerprint import WeightFile, digest, fingerprint
 from edgeinfer.cache.folder import CacheFolder, ModelUsage
 from edgeinfer.cache.prefix import DiskPrefixCache
@@ -31,15 +33,21 @@ class CacheInfo:
     models: tuple[ModelUsage, ...]
 
 
-def open_prefix_cache(header: Header, backend: Backend, options: RuntimeOptions, build: str) -> DiskPrefixCache | None:
+def open_prefix_cache(
+    header: Header, backend: Backend, options: RuntimeOptions, build: str, adapters: Sequence[LoadedAdapter] = ()
+) -> DiskPrefixCache | None:
     """The blocks of a model under these options, run by the library `build`; None when its files cannot be read.
 
     Raises UsageError for a budget that is none.
     """
     folder = _folder()
-    files = [WeightFile(s.path, s.data_offset, [(t.offset, t.nbytes) for t in s.tensors]) for s in read_shards(header)]
+    headers = (*read_shards(header), *(adapter.header for adapter in adapters))
+    files = [WeightFile(h.path, h.data_offset, [(t.offset, t.nbytes) for t in h.tensors]) for h in headers]
+    settings = _settings(header, backend, options, build)
+    if adapters:
+        settings["lora"] = " ".join(repr(adapter.scale) for adapter in adapters)
     try:
-        found = fingerprint(map(digest, files), _settings(header, backend, options, build))
+        found = fingerprint(map(digest, files), settings)
     except OSError:
         return None
     return DiskPrefixCache(folder, found, str(header.path.absolute()))

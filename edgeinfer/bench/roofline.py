@@ -9,6 +9,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeinfer.gguf_file.describe import computing_tensors
 from edgeinfer.gguf_file.header import Header
 
 MAX_BUFFER_NBYTES = 1 << 30  # beyond any cache
@@ -21,7 +22,7 @@ def weight_nbytes_per_token(header: Header) -> int:
     experts = header.hyperparameter("expert_count", 0)
     used = header.hyperparameter("expert_used_count", 0)
     total = 0
-    for tensor in header.tensors:
+    for tensor in computing_tensors(header, header.tensors):
         nbytes = tensor.nbytes
         if tensor.name == "token_embd.weight" and "output.weight" in names:
             nbytes //= tensor.shape[1]

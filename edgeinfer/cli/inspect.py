@@ -71,14 +71,20 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _memory(found: Description) -> str:
+    if not found.memory:
+        return ""
+    has_state = any(m.state_nbytes for m in found.memory)
+    columns = ["context", "weights", "KV cache", *(["state"] if has_state else []), "total"]
     rows = [
-        (str(m.ctx_size), table.size(m.weights_nbytes), table.size(m.kv_nbytes), table.size(m.total_nbytes))
+        (str(m.ctx_size), *(table.size(n) for n in (m.weights_nbytes, m.kv_nbytes, m.state_nbytes, m.total_nbytes)))
         for m in found.memory
     ]
-    if not rows:
-        return ""
+    if not has_state:
+        rows = [row[:3] + row[4:] for row in rows]
     text = "Memory (KV cache at F16; working buffers come on top)\n"
-    text += table.render(("context", "weights", "KV cache", "total"), rows, ">>>>")
+    text += table.render(columns, rows, ">" * len(columns))
+    if has_state:
+        text += "\nEach sequence that runs at a time has a state of its own."
     if found.window:
         text += f"\nSome layers see only {found.window} tokens back; their cache is full-size all the same."
     return text

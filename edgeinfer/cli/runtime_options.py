@@ -18,6 +18,7 @@ from edgeinfer.options import (
     MAX_DRAFT_TOKENS,
     SPLIT_MODES,
     RuntimeOptions,
+    parse_adapter,
     parse_gpu_layers,
     parse_tensor_split,
 )
@@ -68,6 +69,10 @@ def loading(
     main_gpu: Annotated[
         int, typer.Option("-mg", "--main-gpu", metavar="N", help="The GPU for everything, with split mode none.")
     ] = DEFAULTS.main_gpu,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option("--lora", metavar="FILE[=SCALE]", help="Add an adapter, a .gguf file, to the model (repeatable)."),
+    ] = None,
 ) -> RuntimeOptions:
     """How a model is loaded."""
     return RuntimeOptions(
@@ -80,6 +85,7 @@ def loading(
         split_mode=split_mode,
         tensor_split=parse_tensor_split(tensor_split),
         main_gpu=main_gpu,
+        lora=tuple(map(parse_adapter, lora or ())),
     )
 
 

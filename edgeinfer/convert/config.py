@@ -94,14 +94,23 @@ class Config:
     @property
     def quantization_method(self) -> str | None:
         """The name of the method that the weights (or the text model's) were quantized with, if any."""
+        section = self._quantization_section()
+        if isinstance(section, dict):
+            return str(section.get("quant_method") or _unnamed_method(section))
+        return None if section is None else reprlib.repr(section)
+
+    @property
+    def quantization(self) -> Config:
+        """The settings of that method."""
+        section = self._quantization_section()
+        return Config(self.path, section if isinstance(section, dict) else {})
+
+    def _quantization_section(self) -> Any:
         text = self.values.get("text_config")
         for values in (self.values, text if isinstance(text, dict) else {}):
             for key in ("quantization_config", "compression_config"):
-                section = values.get(key)
-                if isinstance(section, dict):
-                    return str(section.get("quant_method") or _unnamed_method(section))
-                if section is not None:
-                    return reprlib.repr(section)
+                if values.get(key) is not None:
+                    return values[key]
         return None
 
     @property

@@ -44,8 +44,8 @@ def general_metadata(checkpoint: Checkpoint, tensors: Sequence[TensorPlan]) -> d
     organization = name.rsplit("/", 1)[0] if "/" in name else None
     known: dict[str, Any] = {
         **_sampling(checkpoint.path),
-        "name": _title(name.rsplit("/", 1)[-1]),
-        "organization": _title(organization) if organization else None,
+        "name": title(name.rsplit("/", 1)[-1]),
+        "organization": title(organization) if organization else None,
         **parts,
         "size_label": parts.get("size_label") or size_label((t.name, t.shape) for t in tensors),
         **{target: _text(card.get(source)) for source, target in _CARD_TEXTS.items()},
@@ -121,15 +121,15 @@ def _base_models(card: dict[str, Any], n_parameters: int) -> Iterator[tuple[str,
             yield (f"base_model.{i}.repo_url" if "://" in model else f"base_model.{i}.name"), model
             continue
         organization, name = hub_id.groups()
-        yield f"base_model.{i}.name", _title(name)
+        yield f"base_model.{i}.name", title(name)
         if version := name_parts(name, n_parameters)["version"]:
             yield f"base_model.{i}.version", version
         if organization:
-            yield f"base_model.{i}.organization", _title(organization)
+            yield f"base_model.{i}.organization", title(organization)
             yield f"base_model.{i}.repo_url", f"https://huggingface.co/{organization}/{name}"
 
 
-def _title(name: str) -> str:
+def title(name: str) -> str:
     """`smollm2-135M-instruct` as a person would write it; versions and what has capitals stay as they are."""
     words = name.replace("-", " ").split()
     return " ".join(w.title() if w.islower() and not re.match(r"v\d+(\.\d+)*$|\d", w) else w for w in words)

@@ -49,7 +49,7 @@ def verify(
     """
     try:
         with ThreadPoolExecutor(1) as pool:
-            checking = pool.submit(_check_tensors, path, plan, quantizer)
+            checking = pool.submit(check_tensors, path, plan, quantizer)
             with open_model(path) as model:  # meanwhile: the library reads a vocabulary on one core
                 checking.result()
                 tokens = _check_tokens(model.vocabulary, tokenizer)
@@ -61,7 +61,8 @@ def verify(
         ) from error
 
 
-def _check_tensors(path: Path, plan: ConvertPlan, quantizer: Quantizer) -> None:
+def check_tensors(path: Path, plan: ConvertPlan, quantizer: Quantizer) -> None:
+    """Whether the files have the planned tensors, all of them finite. Raises CheckFailedError, UnusableInputError."""
     for file, file_path in zip(plan.files, plan.paths(path), strict=True):
         infos = read_header(file_path).tensors
         planned = [(t.name, t.shape, t.type, t.nbytes) for t in file.tensors]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from edgeinfer.gguf_file.header import Header
+from edgeinfer.gguf_file.header import Header, TensorInfo
 from edgeinfer.gguf_file.metadata import Metadata, ValueType
+from edgeinfer.gguf_file.recurrent import attends, state_nbytes
 
 CONTEXT_SIZES = (2048, 4096, 8192)
 KV_ELEMENT_NBYTES = 2  # F16, the default
+_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 MAX_ARRAY_ELEMENTS = 8
 MAX_BLOCKS = 512  # as in `limits`: a damaged header must not make a loop of four billion
 
@@ -30,11 +33,13 @@ class TypeShare:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes for a context of `ctx_size` tokens; the library's working buffers come on top."""
+    """Bytes for a context of `ctx_size` tokens, one sequence; the library's working buffers come on top."""
 
     ctx_size: int
     weights_nbytes: int
     kv_nbytes: int
+    state_nbytes: int
+    """Of recurrent layers, for one sequence."""
     total_nbytes: int
 
 
@@ -112,9 +117,9 @@ def reads_both_ways(header: Header) -> bool:
 def kv_nbytes_per_token(header: Header) -> int | None:
     """Bytes of F16 KV cache that one token takes in all layers, or None where the header does not tell.
 
-    Layers whose array entry says 0 KV heads (recurrent ones) take none, nor do those that share an earlier layer's.
+    Recurrent layers take none, nor do those that share an earlier layer's or predict further tokens.
     """
-    blocks = _count(header, "block_count")
+    blocks = _count(header, "block_count") - _count(header, "nextn_predict_layers")
     heads = _per_layer(header, "attention.head_count")
     if heads is None or not 0 < blocks <= MAX_BLOCKS:
         return None
@@ -128,11 +133,29 @@ def kv_nbytes_per_token(header: Header) -> int | None:
     with_cache = blocks - _count(header, "attention.shared_kv_layers")
     elements = 0
     for layer in range(with_cache):
+        if not attends(header, layer):
+            continue
         # One window pattern for all layers (a period) says nothing about the lengths of keys.
         is_windowed = windowed is not None and windowed.size > layer and windowed.size > 1 and bool(windowed[layer])
         lengths = _head_lengths(header, head_length, windowed=is_windowed)
         elements += int(kv_heads[min(layer, kv_heads.size - 1)]) * lengths
     return elements * KV_ELEMENT_NBYTES
+
+
+def recurrent_state_nbytes(header: Header) -> int:
+    """Bytes of state that each sequence has in recurrent layers."""
+    blocks = _count(header, "block_count") - _count(header, "nextn_predict_layers")
+    return state_nbytes(header, blocks) if 0 < blocks <= MAX_BLOCKS else 0
+
+
+def computing_tensors(header: Header, tensors: Iterable[TensorInfo]) -> list[TensorInfo]:
+    """Those of `tensors` that a plain run reads: not the layers for the prediction of further tokens, the last ones."""
+    more = _count(header, "nextn_predict_layers")
+    if not more:
+        return list(tensors)
+    first = _count(header, "block_count") - more
+    layers = ((tensor, _LAYER.match(tensor.name)) for tensor in tensors)
+    return [tensor for tensor, layer in layers if layer is None or int(layer[1]) < first]
 
 
 def _head_lengths(header: Header, default: int, *, windowed: bool) -> int:
@@ -160,9 +183,10 @@ def _memory(header: Header, context_length: int) -> Iterator[MemoryNeed]:
     per_token = kv_nbytes_per_token(header)
     if per_token is None or not context_length:
         return
-    weights = header.tensor_nbytes
+    weights, state = header.tensor_nbytes, recurrent_state_nbytes(header)
     for ctx_size in sorted({*(size for size in CONTEXT_SIZES if size < context_length), context_length}):
-        yield MemoryNeed(ctx_size, weights, per_token * ctx_size, weights + per_token * ctx_size)
+        kv = per_token * ctx_size
+        yield MemoryNeed(ctx_size, weights, kv, state, weights + kv + state)
 
 
 def _types(header: Header) -> Iterator[TypeShare]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.native.library import llama
-from edgeinfer.native.tensors import Tensor, prove_layout, tensor_at, values
+from edgeinfer.native.tensors import Tensor, prove_layout, tensor_at, values, weight_name
 from edgeinfer.types import Importance
 
 MIN_ROWS = 16
@@ -53,7 +53,7 @@ class ActivationSums:
             node = tensor_at(address)
             if ask:
                 return self._is_wanted(node)
-            name = _weight_name(tensor_at(node.src[0]))
+            name = weight_name(tensor_at(node.src[0]))
             if node.op == self._mul_mat_id:
                 self._add_routed(name, node)
             else:
@@ -68,7 +68,7 @@ class ActivationSums:
             return bool(node.op == self._mul_mat_id)
         rows = tensor_at(node.src[1])
         is_wide = rows.ne[1] >= MIN_ROWS and rows.type == GGMLType.F32
-        return is_wide and _weight_name(tensor_at(node.src[0])).startswith("blk.")
+        return is_wide and weight_name(tensor_at(node.src[0])).startswith("blk.")
 
     def _add(self, name: str, node: Tensor) -> None:
         weight = tensor_at(node.src[0])
@@ -114,9 +114,3 @@ def _sum_of_squares(rows: NDArray[np.float32]) -> NDArray[np.float64]:
     with np.errstate(over="ignore", invalid="ignore"):  # `_check_finite` finds it
         sums: NDArray[np.float64] = np.square(rows).sum(axis=-2, dtype=np.float64)
     return sums
-
-
-def _weight_name(weight: Tensor) -> str:
-    """The name without what a scheduler of several devices adds: `CUDA0#blk.0.attn_k.weight#0`."""
-    parts = weight.name.decode("utf-8", "replace").split("#")
-    return parts[1] if len(parts) > 1 else parts[0]

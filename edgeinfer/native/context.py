@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,8 +22,17 @@ from edgeinfer.native.state import RangeState
 from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions
 from edgeinfer.types import Capabilities, KVOp, Logits, Refusal, Row
 
-if TYPE_CHECKING:
-    from edgeinfer.native.activations import ActivationSums
+
+class Observer(Protocol):
+    """Looks at every operation of the passes."""
+
+    @property
+    def callback(self) -> Any:
+        """For a context's `cb_eval`."""
+
+    def check(self) -> None:
+        """Raise what went wrong in the callback since the last call; called after each pass."""
+
 
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ, src/llama-cparams.h
@@ -48,7 +57,7 @@ class NativeBackend:
         options: RuntimeOptions,
         *,
         max_sequences: int = 1,
-        observer: ActivationSums | None = None,
+        observer: Observer | None = None,
     ) -> None:
         check_sequences(max_sequences)
         self._model = model
@@ -65,6 +74,8 @@ class NativeBackend:
         self._handle: int | None = llama.llama_init_from_model(model.handle, params)
         if not self._handle:
             raise _no_context(self._n_ctx)
+        if model.adapters:
+            _set_adapters(self._handle, model.adapters)
         self._memory = llama.llama_get_memory(self._handle)
         if not self._memory:
             llama.llama_free(self._handle)
@@ -297,6 +308,14 @@ def _c_abort_callback() -> Any:
     that number.
     """
     return ctypes.cast(library.c_runtime().atoi, llama.ggml_abort_callback)
+
+
+def _set_adapters(context: int, adapters: Sequence[tuple[int, float]]) -> None:
+    handles = (llama.llama_adapter_lora_p_ctypes * len(adapters))()
+    for i, (handle, _) in enumerate(adapters):
+        handles[i] = ctypes.cast(handle, llama.llama_adapter_lora_p_ctypes)
+    scales = (ctypes.c_float * len(adapters))(*(scale for _, scale in adapters))
+    llama.llama_set_adapters_lora(context, handles, len(adapters), scales)
 
 
 def _no_context(n_ctx: int) -> EdgeinferError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,6 +23,9 @@ class NativeModel:
 
     Raises UnusableInputError with the library's own reason when it does not load.
     """
+
+    adapters: Sequence[tuple[int, float]] = ()
+    """C pointers of adapters and their scales, which every context gets; freed with the model."""
 
     def __init__(
         self, path: Path, *, mmap: bool = True, mlock: bool = False, placement: Placement | None = None

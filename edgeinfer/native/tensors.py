@@ -52,6 +52,12 @@ def tensor_at(address: int) -> Tensor:
     return Tensor.from_address(address)
 
 
+def weight_name(weight: Tensor) -> str:
+    """The name without what a scheduler of several devices adds: `CUDA0#blk.0.attn_k.weight#0`."""
+    parts = weight.name.decode("utf-8", "replace").split("#")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
 def values(address: int) -> NDArray[Any]:
     """The elements of an F32 or I32 tensor, wherever they are, in numpy's order: shape `ne` reversed."""
     tensor = tensor_at(address)

@@ -79,15 +79,18 @@ def evaluate(
 ) -> Evaluation:
     """Score a GGUF model on the file `text`, in passages of `ctx_size` tokens whose second halves count.
 
-    With a `reference` (the unquantized model, as a rule) also the divergence from it. `chunks` limits the work to that
-    many passages; `progress` is told those done and their total. Raises NotFoundError, UnusableInputError (a text too
-    short, models of different vocabularies, logits that are not finite), UsageError, ResourceError.
+    With a `reference` (the unquantized model, as a rule) also the divergence from it; adapters are the model's
+    alone. `chunks` limits the work to that many passages; `progress` is told those done and their total. Raises
+    NotFoundError, UnusableInputError (a text too short, models of different vocabularies, logits that are not finite),
+    UsageError, ResourceError.
     """
     started_s = time.perf_counter()
     content = read_text(Path(text))
     options = replace(options, ctx_size=ctx_size, batch_size=passages.MAX_PASS_TOKENS, prefix_cache=False)
     with contextlib.ExitStack() as stack:
-        models = [stack.enter_context(load(path, options)) for path in (model, reference) if path is not None]
+        models = [stack.enter_context(load(model, options))]
+        if reference is not None:
+            models.append(stack.enter_context(load(reference, replace(options, lora=()))))
         if len(models) > 1:
             _check_vocabularies(*models)
         pieces = passages.cut(models[0].vocabulary, content, ctx_size, chunks)

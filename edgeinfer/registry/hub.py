@@ -26,13 +26,14 @@ INDEX_NAME = "model.safetensors.index.json"
 MAX_INDEX_NBYTES = 256 << 20
 # What convert reads of a checkpoint, besides the weights.
 _SMALL_FILES = re.compile(
-    r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|tekken|chat_template"
-    r"|modules|sentence_bert_config|config_sentence_transformers)\.json"
+    r"(config|adapter_config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|tekken"
+    r"|chat_template|modules|sentence_bert_config|config_sentence_transformers|hf_quant_config)\.json"
     r"|\d{1,2}_(Pooling|LogitScore)/config\.json|\d{1,2}_Dense/(config\.json|model\.safetensors)"
     r"|additional_chat_templates/[\w.-]+\.jinja|[\w.-]*\.jinja|[\w.-]*\.model|vocab\.txt|merges\.txt|README\.md"
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt")
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "tiktoken.model", "vocab.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ def cached(hub_id: HubId) -> Path | None:
 
 
 def _is_complete(folder: Path) -> bool:
+    if (folder / _ADAPTER[0]).exists() and not (folder / "config.json").exists():
+        return (folder / _ADAPTER[1]).exists()
     has_config = (folder / "config.json").exists() and any((folder / name).exists() for name in _TOKENIZERS)
     if not has_config:
         return False
@@ -114,6 +117,18 @@ def model_sizes(hub_id: HubId) -> tuple[dict[str, int], str]:
     return _sizes(hub_id, info), str(info.sha)
 
 
+def fetch_config(hub_id: HubId) -> Path:
+    """The directory in the cache with a checkpoint's config.json, and perhaps nothing else.
+
+    Raises NotFoundError as `look_up` does, and where the repository has no such file.
+    """
+    check_endpoint()
+    from huggingface_hub import hf_hub_download
+
+    with translated(hub_id):
+        return Path(hf_hub_download(hub_id.repository, "config.json", revision=hub_id.revision)).parent
+
+
 def _model_info(hub_id: HubId) -> ModelInfo:
     from huggingface_hub import HfApi
 
@@ -132,7 +147,7 @@ def _sizes(hub_id: HubId, info: ModelInfo) -> dict[str, int]:
 
 def _refuse_unusable(hub_id: HubId, names: Mapping[str, Any]) -> None:
     if any(name.endswith(".safetensors") and "/" not in name for name in names):
-        if "config.json" not in names:
+        if "config.json" not in names and _ADAPTER[0] not in names:
             raise UnusableInputError(
                 f"{hub_id}: not a Hugging Face checkpoint (no config.json)", "give another repository"
             )

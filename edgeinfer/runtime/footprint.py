@@ -14,8 +14,14 @@ from functools import cached_property
 import numpy as np
 
 from edgeinfer.ggml_types import GGMLType
-from edgeinfer.gguf_file.describe import KV_ELEMENT_NBYTES, kv_nbytes_per_token
+from edgeinfer.gguf_file.describe import (
+    KV_ELEMENT_NBYTES,
+    computing_tensors,
+    kv_nbytes_per_token,
+    recurrent_state_nbytes,
+)
 from edgeinfer.gguf_file.header import Header, TensorInfo
+from edgeinfer.gguf_file.recurrent import activation_elements
 from edgeinfer.runtime.vocabulary import METADATA_KEY
 
 KV_PADDING_TOKENS = 256
@@ -74,6 +80,8 @@ class Settings:
     prefix_cache: bool = True
     logit_rows: int = 2
     """Rows of logits that are kept at a time."""
+    sequences: int = 1
+    """That run at a time: each has a state of its own in recurrent layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,7 @@ class Needs:
     read_once: int
     """Of the mapped file, only while the model loads: the originals of the copies. The system can drop them."""
     kv: int
+    """With the states of recurrent layers."""
     buffers: int
     """Activations, masks and logits."""
     vocabulary: int
@@ -128,7 +137,7 @@ class Footprint:
 
     def __init__(self, headers: Sequence[Header], features: Collection[str]) -> None:
         self.header = headers[0]
-        self.tensors = [tensor for header in headers for tensor in header.tensors]
+        self.tensors = computing_tensors(self.header, (tensor for header in headers for tensor in header.tensors))
         self.features = frozenset(features)
         self._rows = repacked_types(self.features)
 
@@ -162,8 +171,25 @@ class Footprint:
             return 0
         return tensor.nbytes if tensor.name.startswith(("blk.", "output", EMBEDDING_NAME)) else 0
 
+    @cached_property
+    def state_nbytes(self) -> int:
+        """What each sequence has in recurrent layers."""
+        return recurrent_state_nbytes(self.header)
+
+    @cached_property
+    def _has_cells(self) -> bool:
+        """Whether any layer has a KV cache; a header that does not tell counts as one that has."""
+        return kv_nbytes_per_token(self.header) != 0
+
+    def memory_nbytes(self, settings: Settings) -> int:
+        """The KV cache, and the states of all sequences."""
+        kv = self.kv_nbytes(settings.ctx_size, settings.type_k, settings.type_v)
+        return kv + settings.sequences * self.state_nbytes
+
     def kv_nbytes(self, ctx_size: int, type_k: str, type_v: str) -> int:
         """The KV cache of all layers, with the notes about its cells."""
+        if not self._has_cells:
+            return 0
         bits = sum(8 * t.block_nbytes / t.block_length for t in (GGMLType[type_k.upper()], GGMLType[type_v.upper()]))
         per_token = (kv_nbytes_per_token(self.header) or 0) * bits / (16 * KV_ELEMENT_NBYTES)
         return int(_padded(ctx_size) * (per_token + CELL_NBYTES))
@@ -173,12 +199,15 @@ class Footprint:
         embedding, heads = self._count("embedding_length"), self._largest("attention.head_count")
         query = heads * self._count("attention.key_length", self._head_length())
         wide = self._feed_forward_length()
-        n_tokens, n_cells = min(settings.ubatch_size, settings.ctx_size), _padded(settings.ctx_size)
-        values = max(2 * embedding + 3 * wide, 3 * embedding + 4 * query)
+        n_tokens = min(settings.ubatch_size, settings.ctx_size)
+        n_cells = _padded(settings.ctx_size) if self._has_cells else 0
+        recurrent, states = activation_elements(self.header) if self.state_nbytes else (0, 0)
+        values = max(2 * embedding + 3 * wide, 3 * embedding + 4 * query, embedding + recurrent)
         masks = 2 if self._count("attention.sliding_window") else 1
         scores = 0 if settings.flash_attn else heads * n_cells  # which flash attention never has all at a time
         work = max(wide, query, embedding) * _WORK_NBYTES
-        return int(n_tokens * ((values + scores) * _F32_NBYTES + work + masks * n_cells * _MASK_NBYTES))
+        new_states = settings.sequences * states * _F32_NBYTES
+        return int(n_tokens * ((values + scores) * _F32_NBYTES + work + masks * n_cells * _MASK_NBYTES) + new_states)
 
     def head_lengths(self) -> tuple[int, ...]:
         """Elements of a key and of a value of one head, of each kind of layer; none where there is no such cache."""
@@ -207,7 +236,8 @@ class Footprint:
             else:
                 repacked += copy
                 read_once += tensor.nbytes if settings.mmap else 0
-        kv = self.kv_nbytes(settings.ctx_size, settings.type_k, settings.type_v)
+        kv = self.memory_nbytes(settings)
+        is_saved = settings.prefix_cache and not self.state_nbytes  # a state cannot be
         return Needs(
             weights=weights,
             repacked=repacked,
@@ -215,7 +245,7 @@ class Footprint:
             kv=kv,
             buffers=self.activation_nbytes(settings) + settings.logit_rows * self.n_vocab * _F32_NBYTES,
             vocabulary=self.vocabulary_nbytes(),
-            queued=min(QUEUED_NBYTES, kv) if settings.prefix_cache else 0,
+            queued=min(QUEUED_NBYTES, kv) if is_saved else 0,
         )
 
     def needs_of(self, settings: Settings, ctx_size: int) -> Needs:

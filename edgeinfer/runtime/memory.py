@@ -65,6 +65,7 @@ def plan(
     *,
     default_ctx_size: int | None = None,
     logit_rows: int = 2,
+    sequences: int = 1,
     draft: Footprint | None = None,
 ) -> Plan:
     """Decide context, KV type, layout and offload; what the options say stands as it is.
@@ -83,6 +84,7 @@ def plan(
         ubatch_size=min(options.ubatch_size, options.batch_size),
         prefix_cache=options.prefix_cache,
         logit_rows=logit_rows,
+        sequences=sequences,
     )
     found: Needs | None = None
     for settings in _candidates((footprint, draft) if draft else (footprint,), usual, options):
@@ -178,8 +180,9 @@ def _refusal(
     footprint: Footprint, options: RuntimeOptions, settings: Settings, needs: Needs, available_nbytes: int
 ) -> ResourceError:
     copies = f", copies of weights {_mib(needs.repacked)}" if needs.repacked else ""
+    states = f" and {settings.sequences} recurrent states" if footprint.state_nbytes else ""
     message = (
-        f"{footprint.header.path}: needs {_mib(needs.total)} (weights {_mib(needs.weights)}{copies}, KV cache "
+        f"{footprint.header.path}: needs {_mib(needs.total)} (weights {_mib(needs.weights)}{copies}, KV cache{states} "
         f"{_mib(needs.kv)} for {settings.ctx_size} tokens, the rest {_mib(_rest(needs))}), "
         f"{_mib(available_nbytes)} are available"
     )

@@ -96,7 +96,7 @@ def _offload(
             names.add(tensor.name)
     if options.split_mode == "row":
         nbytes = [int(sum(nbytes) * share) for share in _shares(options, devices)]
-    kv = footprint.kv_nbytes(settings.ctx_size, settings.type_k, settings.type_v)
+    kv = footprint.memory_nbytes(settings)
     logits = settings.ubatch_size * footprint.n_vocab * _F32_NBYTES  # this memory is taken, not only set aside
     buffers = footprint.activation_nbytes(settings) + logits
     for device in set(of_layer.values()):

@@ -54,6 +54,8 @@ YARN = {"type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.7, "or
         ("glm4", {"partial_rotary_factor": 0.01}),
         ("glm4", {"hidden_act": "gelu"}),
         ("glm4-moe", {"num_nextn_predict_layers": -1}),
+        ("glm4-moe-lite", {"mlp_layer_types": ["sparse"] * 3}),
+        ("glm4-moe-lite", {"rope_interleave": False}),
         ("gpt-oss", {"layer_types": ["full_attention"] * 4}),
         ("gpt-oss", {"swiglu_limit": 5.0}),
         ("gpt-oss", {"num_local_experts": 4096}),
@@ -87,14 +89,26 @@ def test_glm_layers_for_further_tokens_are_counted_by_what_is_there(tmp_path: Pa
     assert plan.metadata["glm4moe.nextn_predict_layers"] == 0
 
 
-def test_deepseek_layers_for_further_tokens_are_left_out_and_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stated", [0, 1])
+def test_deepseek_layers_for_further_tokens_are_kept(stated: int, tmp_path: Path) -> None:
+    checkpoint = _make("deepseek-v3", tmp_path, num_nextn_predict_layers=1)
+    change_json(checkpoint / "config.json", {"num_nextn_predict_layers": stated})
+    plan = _plan(checkpoint)
+    assert plan.metadata["deepseek2.block_count"] == 5
+    assert plan.metadata["deepseek2.nextn_predict_layers"] == 1
+    assert {"blk.4.nextn.eh_proj.weight", "blk.4.attn_k_b.weight"} < {t.name for t in plan.tensors}
+
+
+def test_parts_of_a_layer_for_further_tokens_are_left_out_and_told(tmp_path: Path) -> None:
     model = read_model("deepseek-v3")
     extra = {f"model.layers.4.{name}.weight": [256] for name in ("enorm", "hnorm", "shared_head.norm")}
-    config = {**model.config, "num_nextn_predict_layers": 1}
-    plan = _plan(make_checkpoint(replace(model, config=config, extra_tensors=extra), PLAIN, tmp_path))
+    checkpoint = make_checkpoint(replace(model, extra_tensors=extra), PLAIN, tmp_path)
+    change_json(checkpoint / "config.json", {"num_nextn_predict_layers": 1})
+    plan = _plan(checkpoint)
+    assert plan.metadata["deepseek2.block_count"] == 4
     assert not any(t.name.startswith("blk.4") for t in plan.tensors)
     assert plan.dropped == (
-        "3 tensors like model.layers.4.enorm.weight (for the prediction of several tokens at a time)",
+        "3 tensors like model.layers.4.enorm.weight (parts of a layer for the prediction of further tokens)",
     )
 
 

@@ -9,7 +9,7 @@ import gguf
 import pytest
 from ggufs import write_gguf
 
-from edgeinfer.gguf_file.describe import describe, kv_nbytes_per_token
+from edgeinfer.gguf_file.describe import describe, kv_nbytes_per_token, recurrent_state_nbytes
 from edgeinfer.gguf_file.header import read_header
 
 
@@ -62,6 +62,42 @@ def test_layers_without_kv_heads_take_nothing(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.close()
     assert kv_nbytes_per_token(read_header(tmp_path / "a.gguf")) == 2 * 32 * 2
+
+
+MIXER = {"ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 16, "ssm.group_count": 2}
+MIXER_ELEMENTS = 3 * (128 + 2 * 2 * 16) + 16 * 128
+
+
+@pytest.mark.parametrize(
+    ("arch", "keys", "state_elements", "attentions"),
+    [
+        ("llama", {}, 0, 4),
+        ("llama", MIXER, 0, 4),  # a Granite 4 without mixers has their sizes too
+        ("mamba", {"ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 16}, 4 * (3 * 128 + 16 * 128), 0),
+        ("mamba2", MIXER, 4 * MIXER_ELEMENTS, 0),
+        ("falcon-h1", MIXER, 4 * MIXER_ELEMENTS, 4),
+        ("granitehybrid", {**MIXER, "attention.head_count_kv": [0, 2, 0, 0]}, 3 * MIXER_ELEMENTS, 1),
+        (
+            "nemotron_h",
+            {**MIXER, "attention.head_count_kv": [0, 2, 0, 0], "feed_forward_length": [0, 0, 64, 0]},
+            2 * MIXER_ELEMENTS,
+            1,
+        ),
+        ("lfm2", {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0, 2]}, 2 * 2 * 64, 2),
+        ("qwen3next", MIXER, 3 * MIXER_ELEMENTS, 1),
+        ("qwen3next", {**MIXER, "full_attention_interval": 2}, 2 * MIXER_ELEMENTS, 2),
+        ("qwen35", {**MIXER, "full_attention_interval": 2, "nextn_predict_layers": 1}, 2 * MIXER_ELEMENTS, 1),
+        ("rwkv7", {"wkv.head_size": 32}, 4 * (2 * 64 + 32 * 64), 0),
+    ],
+)
+def test_recurrent_layers_have_a_state_and_no_cache(
+    tmp_path: Path, arch: str, keys: dict[str, Any], state_elements: int, attentions: int
+) -> None:
+    sizes = {"block_count": 4, "embedding_length": 64, "attention.head_count": 4, "attention.head_count_kv": 2}
+    extra = {f"{arch}.{key}": value for key, value in {**sizes, **keys}.items()}
+    header = read_header(write_gguf(tmp_path / "a.gguf", arch=arch, extra=extra))
+    assert recurrent_state_nbytes(header) == 4 * state_elements
+    assert kv_nbytes_per_token(header) == attentions * 2 * 2 * (16 + 16)  # F16, KV heads, key and value
 
 
 def test_a_long_array_is_abbreviated_and_a_number_is_short(tmp_path: Path) -> None:

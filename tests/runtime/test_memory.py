@@ -9,6 +9,7 @@ from typing import Any, cast
 import gguf
 import numpy as np
 import pytest
+from ggufs import write_gguf
 
 from edgeinfer.errors import ResourceError, UsageError
 from edgeinfer.gguf_file.header import read_header
@@ -98,6 +99,19 @@ def test_the_cache_is_what_its_shape_and_types_say(tmp_path: Path) -> None:
     assert footprint.kv_nbytes(1024, "f16", "f16") == 1024 * PER_TOKEN
     assert footprint.kv_nbytes(1000, "f16", "f16") == 1024 * PER_TOKEN  # the library rounds up
     assert footprint.kv_nbytes(1024, "q8_0", "f16") == 1024 * (LAYERS * WIDTH * (34 / 32 + 2) + sizes.CELL_NBYTES)
+
+
+def test_every_sequence_has_its_states_and_a_model_without_attention_no_cache(tmp_path: Path) -> None:
+    sizes_of_a_mixer = {"conv_kernel": 4, "inner_size": 128, "state_size": 16, "group_count": 2, "time_step_rank": 8}
+    extra = {f"mamba2.ssm.{key}": value for key, value in sizes_of_a_mixer.items()}
+    footprint = Footprint([read_header(write_gguf(tmp_path / "a.gguf", arch="mamba2", extra=extra))], XEON)
+    state = 2 * 4 * (3 * (128 + 2 * 2 * 16) + 16 * 128)  # layers, bytes, inputs of the convolution, the state
+    for sequences, ctx_size in ((1, 512), (4, 512), (4, 8192)):
+        options = RuntimeOptions(ctx_size=ctx_size)
+        needs = plan(footprint, options, Machine(None, XEON), sequences=sequences).needs
+        assert (needs.kv, needs.queued) == (sequences * state, 0)  # and nothing of it can be saved
+    with pytest.raises(ResourceError, match="and 4 recurrent states"):
+        plan(footprint, options, Machine(1 << 20, XEON), sequences=4)
 
 
 def test_first_the_context_gives_way_as_little_as_it_must(tmp_path: Path) -> None:

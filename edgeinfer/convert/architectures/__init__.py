@@ -15,6 +15,8 @@ _MODULES = {
     "CohereForCausalLM": "command_r",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
+    "Exaone4ForCausalLM": "exaone4",
+    "ExaoneForCausalLM": "exaone",
     "FalconForCausalLM": "falcon",
     "FalconH1ForCausalLM": "falcon_h1",
     "FalconMambaForCausalLM": "mamba",
@@ -31,13 +33,22 @@ _MODULES = {
     "GemmaForCausalLM": "gemma",
     "Glm4ForCausalLM": "glm4",
     "Glm4MoeForCausalLM": "glm4_moe",
+    "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "GraniteMoeForCausalLM": "granitemoe",
+    "GraniteMoeHybridForCausalLM": "granitehybrid",
+    "GraniteMoeSharedForCausalLM": "granitemoe",
     "Lfm2ForCausalLM": "lfm2",
+    "InternLM2ForCausalLM": "internlm2",
+    "InternLM3ForCausalLM": "internlm3",
+    "Llama4ForCausalLM": "llama4",
+    "Llama4ForConditionalGeneration": "llama4",
     "LlamaForCausalLM": "llama",
     "Mamba2ForCausalLM": "mamba2",
     "MambaForCausalLM": "mamba",
+    "Ministral3ForCausalLM": "mistral3",
+    "Mistral3ForConditionalGeneration": "mistral3",
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "mixtral",
     "ModernBertForMaskedLM": "modern_bert",
@@ -53,8 +64,13 @@ _MODULES = {
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3Model": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3moe",
+    "Qwen3NextForCausalLM": "qwen3next",
     "Qwen3VLForConditionalGeneration": "qwen3vl",
     "Qwen3VLMoeForConditionalGeneration": "qwen3vlmoe",
+    "Qwen3_5ForCausalLM": "qwen35",
+    "Qwen3_5ForConditionalGeneration": "qwen35",
+    "Qwen3_5MoeForCausalLM": "qwen35moe",
+    "Qwen3_5MoeForConditionalGeneration": "qwen35moe",
     "SmolLM3ForCausalLM": "smollm3",
     "StableLmForCausalLM": "stablelm",
     "Starcoder2ForCausalLM": "starcoder2",
@@ -63,11 +79,15 @@ _MODULES = {
 
 
 def lookup(config: Config) -> Architecture:
-    """The architecture of a checkpoint. Raises UnusableInputError, with the list of known ones, for any other."""
+    """The architecture of a checkpoint. Raises UnusableInputError, with the list of known ones, for any other.
+
+    A module of which llama.cpp makes several architectures chooses by the config.
+    """
     module = _MODULES.get(config.hf_class)
     if module is None:
         raise UnusableInputError(
             f"{config.path.parent}: unknown architecture {config.hf_class}", f"known are {', '.join(_MODULES)}"
         )
-    architecture: Architecture = import_module(f"{__name__}.{module}").ARCHITECTURE
+    found = import_module(f"{__name__}.{module}")
+    architecture: Architecture = found.architecture(config) if hasattr(found, "architecture") else found.ARCHITECTURE
     return architecture

@@ -86,6 +86,15 @@ def negative_exponential(rows: NDArray[np.float32]) -> None:
     np.negative(rows, out=rows)
 
 
+def transposed_columns(n_rows: int, columns: slice) -> RowTransform:
+    """Half of the columns of matrices of `n_rows`, which is even, as rows: every other one, or those of one side."""
+    return RowTransform(
+        n_rows,
+        lambda rows: rows.reshape(-1, n_rows, rows.shape[1])[:, :, columns].swapaxes(1, 2),
+        rows_kept=n_rows // 2,  # in elements: half of them
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Rows of one tensor of the checkpoint, seen as a matrix; a vector is a column of rows of one element."""
@@ -254,24 +263,29 @@ def check_activation(config: Config, key: str, *known: str) -> None:
 
 
 def expert_counts(config: Config) -> dict[str, Any]:
-    """How many experts there are and how many a token uses; nothing for a model without experts."""
+    """How many experts there are and how many a token uses; nothing for a config that knows of none."""
     key = next((k for k in ("num_local_experts", "num_experts") if config.get(k) is not None), None)
     if key is None:
         return {}
-    count = config.integer(key, at_most=MAX_EXPERTS)
-    return {"expert_count": count, "expert_used_count": config.integer("num_experts_per_tok", at_most=count)}
+    count = config.integer(key, at_least=0, at_most=MAX_EXPERTS)
+    used = config.integer("num_experts_per_tok", at_most=count) if count else 0
+    return {"expert_count": count, "expert_used_count": used}
 
 
-def rope_metadata(config: Config, *, rope_factors: bool = False, partial: bool = False) -> dict[str, Any]:
+def rope_metadata(
+    config: Config, *, rope_factors: bool = False, partial: bool = False, dynamic: bool = False
+) -> dict[str, Any]:
     """Base frequency and scaling of the rotary embedding. Raises UnusableInputError for an unknown scaling.
 
     `rope_factors`: whether llama.cpp reads a tensor of rope divisors for this architecture, as `llama3` scaling needs.
-    `partial`: whether it can leave a part of each head as it is.
+    `partial`: whether it can leave a part of each head as it is. `dynamic`: whether a scaling may be stated that begins
+    where the context length ends.
     """
     rope = config.rope
     kind = rope.get("rope_type")
     if not partial and rope.get("partial_rotary_factor") not in (None, 1):
         raise impossible(config, "'partial_rotary_factor' is not 1, this architecture is known with full rotation")
+    further = [name for name, is_known in (("llama3", rope_factors), ("dynamic", dynamic)) if is_known]
     scaling: dict[str, Any] = {}
     if kind in ("linear", "yarn"):
         scaling = {"rope.scaling.type": kind, "rope.scaling.factor": rope.number("factor")}
@@ -281,8 +295,8 @@ def rope_metadata(config: Config, *, rope_factors: bool = False, partial: bool =
         for source, target in _YARN_NUMBERS.items():
             if rope.get(source) is not None:
                 scaling.setdefault(f"rope.scaling.{target}", rope.number(source))
-    elif kind not in ("default", "linear", *(["llama3"] if rope_factors else [])):
-        known = "default, linear, yarn" + (", llama3" if rope_factors else "")
+    elif kind not in ("default", "linear", *further):
+        known = ", ".join(("default", "linear", "yarn", *further))
         raise UnusableInputError(
             f"{config.path}: unknown rope scaling {reprlib.repr(kind)}", f"this architecture is known with {known}"
         )

@@ -17,7 +17,7 @@ from edgeinfer.convert.architectures.base import (
     require,
     tensor,
 )
-from edgeinfer.convert.architectures.blocks import layers, norm
+from edgeinfer.convert.architectures.blocks import norm
 from edgeinfer.convert.architectures.routed_experts import GATING, ffn_tensors, routed_expert_metadata
 from edgeinfer.convert.config import Config
 
@@ -70,13 +70,18 @@ def _yarn_metadata(config: Config) -> dict[str, Any]:
 
 def tensors(config: Config) -> Iterator[TensorRule]:
     """Queries and key-values through a narrow vector each; the widening of keys is applied to the queries instead."""
-    has_bias = config.get("topk_method") == "noaux_tc"
     yield from embedding_tensors(config)
-    for i, (to, at) in enumerate(layers(config)):
-        yield from norm(f"{to}.attn_norm", f"{at}.input_layernorm", config.integer("hidden_size"))
-        yield from _attention_tensors(config, to, f"{at}.self_attn")
-        yield from norm(f"{to}.ffn_norm", f"{at}.post_attention_layernorm", config.integer("hidden_size"))
-        yield from ffn_tensors(config, i, to, at, has_bias=has_bias)
+    for i in range(n_layers(config)):
+        yield from layer_tensors(config, i)
+
+
+def layer_tensors(config: Config, i: int) -> Iterator[TensorRule]:
+    """Those of layer `i`, from 0."""
+    to, at, embd = f"blk.{i}", f"model.layers.{i}", config.integer("hidden_size")
+    yield from norm(f"{to}.attn_norm", f"{at}.input_layernorm", embd)
+    yield from _attention_tensors(config, to, f"{at}.self_attn")
+    yield from norm(f"{to}.ffn_norm", f"{at}.post_attention_layernorm", embd)
+    yield from ffn_tensors(config, i, to, at, has_bias=config.get("topk_method") == "noaux_tc")
 
 
 def _attention_tensors(config: Config, to: str, at: str) -> Iterator[TensorRule]:

@@ -1,23 +1,31 @@
-"""DeepSeek V3, R1 and V3.1: V2 with sigmoid routing and a bias on the choice of experts."""
+"""DeepSeek V3, R1 and V3.1, Kimi-K2: V2 with sigmoid routing, a bias on the choice of experts, and one layer more."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from edgeinfer.convert.architectures import deepseek_v2
-from edgeinfer.convert.architectures.base import n_layers
-from edgeinfer.convert.checkpoint import Checkpoint
+from edgeinfer.convert.architectures.base import TensorRule, embedding_tensors, n_layers
+from edgeinfer.convert.architectures.nextn import adapted, n_nextn, nextn_tensors
+from edgeinfer.convert.config import Config
 
-MAX_NEXTN = 8
+
+def metadata(config: Config) -> dict[str, Any]:
+    """V2's keys; llama.cpp's layers include those for further tokens."""
+    more = n_nextn(config)
+    counts = {"block_count": n_layers(config) + more, "nextn_predict_layers": more} if more else {}
+    return {**deepseek_v2.metadata(config), **counts}
 
 
-def adapted(checkpoint: Checkpoint) -> Checkpoint:
-    """Without the layers after the last one, for further tokens, which llama.cpp does not know in this architecture."""
-    config = checkpoint.config
-    first = n_layers(config)
-    count = config.integer("num_nextn_predict_layers", at_least=0, at_most=MAX_NEXTN)
-    numbers = "|".join(map(str, range(first, first + count)))
-    return checkpoint.without(rf"model\.layers\.({numbers})\.", "for the prediction of several tokens at a time")
+def tensors(config: Config) -> Iterator[TensorRule]:
+    """V2's layers, then those for further tokens, built alike."""
+    yield from embedding_tensors(config)
+    for i in range(n_layers(config) + n_nextn(config)):
+        yield from deepseek_v2.layer_tensors(config, i)
+        if i >= n_layers(config):
+            yield from nextn_tensors(config, f"blk.{i}", f"model.layers.{i}")
 
 
 ARCHITECTURE = replace(
@@ -45,5 +53,7 @@ ARCHITECTURE = replace(
         "v_head_dim": 128,
         "vocab_size": 129280,
     },
+    metadata=metadata,
+    tensors=tensors,
     adapted=adapted,
 )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from edgeinfer.convert.architectures.base import (
@@ -14,26 +12,11 @@ from edgeinfer.convert.architectures.base import (
     embedding_tensors,
     n_layers,
     rotary_dim,
-    tensor,
 )
 from edgeinfer.convert.architectures.blocks import attention, head_norms, norm
+from edgeinfer.convert.architectures.nextn import adapted, n_nextn, nextn_tensors
 from edgeinfer.convert.architectures.routed_experts import GATING, ffn_tensors, routed_expert_metadata
-from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.config import Config
-
-MAX_NEXTN = 8
-
-
-def adapted(checkpoint: Checkpoint) -> Checkpoint:
-    """As many layers for further tokens as there are: finetunes lose them, and the config still counts them."""
-    config = checkpoint.config
-    layers = {int(m[1]) for name in checkpoint.tensors if (m := re.match(r"model\.layers\.(\d{1,4})\.", name))}
-    there = sum(layer >= n_layers(config) for layer in layers)
-    return replace(checkpoint, config=config.with_values({"num_nextn_predict_layers": min(there, _n_nextn(config))}))
-
-
-def _n_nextn(config: Config) -> int:
-    return config.integer("num_nextn_predict_layers", at_least=0, at_most=MAX_NEXTN)
 
 
 def metadata(config: Config) -> dict[str, Any]:
@@ -41,8 +24,8 @@ def metadata(config: Config) -> dict[str, Any]:
     return {
         **decoder_metadata(config, partial=True),
         **routed_expert_metadata(config),
-        "block_count": n_layers(config) + _n_nextn(config),
-        "nextn_predict_layers": _n_nextn(config),
+        "block_count": n_layers(config) + n_nextn(config),
+        "nextn_predict_layers": n_nextn(config),
         "expert_gating_func": GATING["sigmoid"],
         "expert_weights_norm": config.flag("norm_topk_prob"),
         "rope.dimension_count": rotary_dim(config),
@@ -53,7 +36,7 @@ def tensors(config: Config) -> Iterator[TensorRule]:
     """Pre-norm layers, the first ones without experts; then those for further tokens, built alike."""
     embd = config.integer("hidden_size")
     yield from embedding_tensors(config)
-    for i in range(n_layers(config) + _n_nextn(config)):
+    for i in range(n_layers(config) + n_nextn(config)):
         to, at = f"blk.{i}", f"model.layers.{i}"
         yield from norm(f"{to}.attn_norm", f"{at}.input_layernorm", embd)
         yield from attention(config, to, at, bias=config.flag("attention_bias"))
@@ -62,20 +45,7 @@ def tensors(config: Config) -> Iterator[TensorRule]:
         yield from norm(f"{to}.post_attention_norm", f"{at}.post_attention_layernorm", embd)
         yield from ffn_tensors(config, i, to, at, has_bias=True)
         if i >= n_layers(config):
-            yield from _nextn_tensors(config, to, at)
-
-
-def _nextn_tensors(config: Config, to: str, at: str) -> Iterator[TensorRule]:
-    embd, vocab = config.integer("hidden_size"), config.vocab_size
-    for name, source, shape, optional in (
-        ("eh_proj", "eh_proj", (embd, 2 * embd), False),
-        ("enorm", "enorm", (embd,), False),
-        ("hnorm", "hnorm", (embd,), False),
-        ("embed_tokens", "embed_tokens", (vocab, embd), True),
-        ("shared_head_head", "shared_head.head", (vocab, embd), True),
-        ("shared_head_norm", "shared_head.norm", (embd,), True),
-    ):
-        yield tensor(f"{to}.nextn.{name}.weight", f"{at}.{source}.weight", shape, optional=optional)
+            yield from nextn_tensors(config, to, at)
 
 
 ARCHITECTURE = Architecture(

@@ -9,7 +9,6 @@ from edgeinfer.convert.architectures.base import (
     MAX_EXPERTS,
     Architecture,
     Part,
-    RowTransform,
     TensorRule,
     decoder_metadata,
     embedding_tensors,
@@ -20,6 +19,7 @@ from edgeinfer.convert.architectures.base import (
     require,
     tensor,
     transposed,
+    transposed_columns,
 )
 from edgeinfer.convert.architectures.blocks import attention, layers, linear, norm
 from edgeinfer.convert.config import Config
@@ -81,18 +81,9 @@ def _float_experts(
     n_experts, n_rows, row_length = shape
     if row_length % 2:
         raise impossible(config, f"experts with rows of {row_length} elements, an odd number")
-    transform = transposed(row_length) if first is None else _every_other_column_transposed(row_length, first)
+    transform = transposed(row_length) if first is None else transposed_columns(row_length, slice(first, None, 2))
     part = Part(source, (n_experts, row_length, n_rows), transform=transform)
     return TensorRule(name, (n_experts, n_rows if first is None else n_rows // 2, row_length), (part,))
-
-
-def _every_other_column_transposed(n_rows: int, first: int) -> RowTransform:
-    """Columns `first, first + 2, …` of matrices of `n_rows`, which is even, as rows."""
-    return RowTransform(
-        n_rows,
-        lambda rows: rows.reshape(-1, n_rows, rows.shape[1])[:, :, first::2].swapaxes(1, 2),
-        rows_kept=n_rows // 2,  # in elements: half of them
-    )
 
 
 ARCHITECTURE = Architecture(

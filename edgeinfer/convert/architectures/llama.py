@@ -24,10 +24,10 @@ from edgeinfer.convert.config import Config
 from edgeinfer.errors import UnusableInputError
 
 
-def metadata(config: Config, *, rope_factors: bool = True) -> dict[str, Any]:
+def metadata(config: Config, *, rope_factors: bool = True, dynamic: bool = False) -> dict[str, Any]:
     """The keys of every decoder, then what llama.cpp's loader wants of a llama and its relatives."""
     return {
-        **decoder_metadata(config, rope_factors=rope_factors),
+        **decoder_metadata(config, rope_factors=rope_factors, dynamic=dynamic),
         **expert_counts(config),
         "vocab_size": config.vocab_size,
         "rope.dimension_count": head_dim(config),
@@ -78,9 +78,9 @@ def llama3_rope_factors(config: Config) -> NDArray[np.float32]:
     rope, dim, f32 = config.rope, head_dim(config), np.float32
     factor = f32(rope.number("factor"))
     low, high = f32(rope.number("low_freq_factor")), f32(rope.number("high_freq_factor"))
-    if low >= high:
+    if low > high:
         raise UnusableInputError(
-            f"{config.path}: low_freq_factor {low:g} is not below high_freq_factor {high:g}", "is this file complete?"
+            f"{config.path}: low_freq_factor {low:g} is above high_freq_factor {high:g}", "is this file complete?"
         )
     context, one = f32(rope.integer("original_max_position_embeddings")), f32(1)
     exponents = np.arange(0, dim, 2, dtype=f32) / f32(dim)

@@ -9,10 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgeinfer.convert.checkpoint import Checkpoint
-from edgeinfer.convert.encodings import mxfp4
+from edgeinfer.convert.encodings import awq, bitsandbytes, compressed_tensors, gptq, mxfp4, scaled
+from edgeinfer.convert.json_file import read_object_if_there
 from edgeinfer.errors import UnusableInputError
 
-_METHODS: dict[str, Callable[[Checkpoint], Checkpoint]] = {"mxfp4": mxfp4.decoded}
+_METHODS: dict[str, Callable[[Checkpoint], Checkpoint]] = {
+    "awq": awq.decoded,
+    "bitsandbytes": bitsandbytes.decoded,
+    "compressed-tensors": compressed_tensors.decoded,
+    "fbgemm_fp8": scaled.decoded,
+    "fp8": scaled.decoded,
+    "gptq": gptq.decoded,
+    "modelopt": scaled.decoded,
+    "mxfp4": mxfp4.decoded,
+}
 
 
 def decoded(checkpoint: Checkpoint) -> Checkpoint:
@@ -20,7 +30,7 @@ def decoded(checkpoint: Checkpoint) -> Checkpoint:
 
     Raises UnusableInputError for a method that is not known, and for stored tensors that do not fit together.
     """
-    method = checkpoint.config.quantization_method
+    method = checkpoint.config.quantization_method or _producer(checkpoint)
     if method is None:
         return checkpoint
     if method not in _METHODS:
@@ -29,3 +39,9 @@ def decoded(checkpoint: Checkpoint) -> Checkpoint:
             f"convert the checkpoint that it was made from (known methods: {', '.join(_METHODS)})",
         )
     return _METHODS[method](checkpoint)
+
+
+def _producer(checkpoint: Checkpoint) -> str | None:
+    """What modelopt's older checkpoints say in a file of its own."""
+    producer = read_object_if_there(checkpoint.path / "hf_quant_config.json").get("producer")
+    return str(producer.get("name")).lower() if isinstance(producer, dict) else None

@@ -1,4 +1,4 @@
-"""MXFP4 as checkpoints store it: a tensor of 4-bit numbers and one of scales, in blocks of 32 elements.
+"""MXFP4 as gpt-oss and compressed-tensors store it: a tensor of 4-bit numbers, one of scales, in blocks of 32 elements.
 
 A byte of the first holds two neighbours, the low half first. A scale is an exponent (E8M0): the block's elements are
 E2M1 numbers times 2^(scale - 127) (Open Compute Project, Microscaling Formats 1.0; openai/gpt-oss, weights.py). ggml
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.convert.checkpoint import Checkpoint, Reader, TensorSpec
-from edgeinfer.convert.encodings.base import Parts, check, misfit, with_decoded
+from edgeinfer.convert.encodings.base import Parts, check, check_matrix, misfit, with_decoded
 from edgeinfer.convert.reader import broken
 from edgeinfer.ggml_types import GGMLType
 
@@ -71,17 +71,31 @@ class Mxfp4:
 
 def decoded(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with the tensors that `NAME_blocks` and `NAME_scales` stand for."""
-    return with_decoded(checkpoint, ("_blocks", "_scales"), _decode)
+    return with_decoded(checkpoint, "_blocks", ["_scales"], [], _decode)
 
 
-def _decode(name: str, parts: Parts) -> tuple[tuple[int, ...], Mxfp4]:
+def _decode(parts: Parts) -> tuple[tuple[int, ...], Mxfp4]:
     packed, scales = parts["_blocks"], parts["_scales"]
     check(packed, ["U8"])
-    if len(packed.shape) < 3 or packed.shape[-1] != PACKED_NBYTES:
+    if len(packed.shape) < 3 or not packed.n_elements or packed.shape[-1] != PACKED_NBYTES:
         raise misfit(packed, f"has the shape {list(packed.shape)}, expected [..., {PACKED_NBYTES}]")
     check(scales, ["U8"], packed.shape[:-1])
-    n_blocks = packed.shape[-2]
-    return (*packed.shape[:-2], n_blocks * BLOCK_LENGTH), Mxfp4(packed, scales, n_blocks)
+    return _encoding(packed, scales)
+
+
+def decode_matrix(packed: TensorSpec, scales: TensorSpec) -> tuple[tuple[int, ...], Mxfp4]:
+    """The same of a matrix of packed bytes, as compressed-tensors has it. Raises UnusableInputError."""
+    check(packed, ["U8"])
+    check_matrix(packed)
+    check(scales, ["U8", "F8_E8M0"], (*packed.shape[:-1], packed.shape[-1] // PACKED_NBYTES))
+    if packed.shape[-1] % PACKED_NBYTES:
+        raise misfit(packed, f"has rows of {packed.shape[-1]} bytes, which are no blocks of {PACKED_NBYTES}")
+    return _encoding(packed, scales)
+
+
+def _encoding(packed: TensorSpec, scales: TensorSpec) -> tuple[tuple[int, ...], Mxfp4]:
+    n_blocks = scales.shape[-1]
+    return (*scales.shape[:-1], n_blocks * BLOCK_LENGTH), Mxfp4(packed, scales, n_blocks)
 
 
 def repack(packed: Bytes, scales: Bytes) -> Bytes:
@@ -100,6 +114,11 @@ def repack(packed: Bytes, scales: Bytes) -> Bytes:
 
 def dequantize(packed: Bytes, scales: Bytes, out: NDArray[np.float32]) -> None:
     """The numbers, exactly, into `out` of shape `(rows, 32 × blocks)`; the other shapes are those of `repack`."""
-    np.take(_PAIRS, packed, out=out.view(np.uint64), mode="clip")
+    unpack(packed, out)
     blocks = out.reshape(*scales.shape, BLOCK_LENGTH)
     blocks *= np.ldexp(np.float32(1), scales.astype(np.int32) - 127)[..., None]
+
+
+def unpack(packed: Bytes, out: NDArray[np.float32]) -> None:
+    """The numbers without their scales, two of each byte, into `out` of twice as many columns."""
+    np.take(_PAIRS, packed, out=out.view(np.uint64), mode="clip")

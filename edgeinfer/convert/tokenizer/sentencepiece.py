@@ -73,7 +73,7 @@ def gemma4_vocabulary(path: Path, parsed: dict[str, Any], vocab_size: int) -> di
 
 def _table(path: Path, parsed: dict[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
     """Texts and types of all tokens, those for bytes and for the unknown too."""
-    texts, types = token_table(path, parsed, vocab_size)
+    texts, types = token_table(path, _without_zero(parsed), vocab_size)
     missing = _BYTES.difference(texts)
     if missing:
         # The library ends the process when it needs one of them.
@@ -88,6 +88,18 @@ def _table(path: Path, parsed: dict[str, Any], vocab_size: int) -> tuple[list[st
     if unknown is not None:
         types[unknown] = TokenType.UNKNOWN
     return texts, types
+
+
+def _without_zero(parsed: dict[str, Any]) -> dict[str, Any]:
+    """Without the piece that is a zero byte (InternLM2 has one), for the library reads no text beyond one.
+
+    Its place becomes a hole, and the byte what any byte without a piece becomes.
+    """
+    vocab = parsed["model"]["vocab"]
+    if "\0" not in vocab:
+        return parsed
+    kept = {text: token for text, token in vocab.items() if text != "\0"}
+    return {**parsed, "model": {**parsed["model"], "vocab": kept}}
 
 
 def _rebuilt_scores(path: Path, parsed: dict[str, Any], types: list[int]) -> NDArray[np.float32]:

@@ -1,0 +1,209 @@
+"""Turns what an adapter adds to the checkpoint's weights into pairs of tensors for those of the GGUF file.
+
+A tensor of the file is made of rows of the checkpoint's (architectures.base), so what is added to it is again a product
+of two factors: `left` has its rows, in the rule's order, `right` its columns. Where rows of several adapted weights
+meet in one matrix, `right` has all their rows one after the other, and `left` has blocks. Experts have factors of their
+own, of one rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeinfer.convert.adapters.peft import Delta
+from edgeinfer.convert.adapters.row_order import is_transposed, n_rows, row_length, row_order
+from edgeinfer.convert.architectures.base import ConstantRule, Part, TensorRule
+from edgeinfer.convert.checkpoint import TensorSpec
+from edgeinfer.convert.reader import RAW, check_finite, widen
+from edgeinfer.errors import UnusableInputError, listed
+
+EMBEDDING = "token_embd.weight"
+"""Its rows are looked up: the library wants its factors the other way round (src/llama-graph.cpp, build_inp_embd)."""
+MERGE_HINT = "merge it: `edgeinfer convert CHECKPOINT --lora ADAPTER`"
+
+Matrix = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows of one matrix of the file that are rows of an adapted weight."""
+
+    delta: Delta
+    begin: int
+    """The first of them in the matrix."""
+    rows: NDArray[np.int64]
+    """Of the weight, in the order of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """What is added to the tensor `name`: to each of its matrices `alpha / rank · left · right`."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the tensor, row length last."""
+    matrices: tuple[tuple[_Piece, ...], ...]
+    """What the matrices are made of; more than one for experts."""
+    rank: int
+    alpha: float
+    """What the file states; by how much this tensor's differs is in `left`."""
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the tensors `lora_a` ("a") and `lora_b` ("b") in the file, row length last."""
+        *stack, rows, columns = self.shape
+        if self.name == EMBEDDING:
+            return {"a": (*stack, rows, self.rank), "b": (*stack, columns, self.rank)}
+        return {"a": (*stack, self.rank, columns), "b": (*stack, rows, self.rank)}
+
+    @property
+    def stored(self) -> tuple[TensorSpec, ...]:
+        """The adapter's tensors that it is made of."""
+        deltas = {piece.delta.module: piece.delta for pieces in self.matrices for piece in pieces}
+        return tuple(spec for delta in deltas.values() for spec in (delta.a, delta.b))
+
+    def matrix(self, side: str, number: int) -> Matrix:
+        """A matrix of one of the tensors. Raises what `read_matrix` raises."""
+        pieces, is_table = self.matrices[number], self.name == EMBEDDING
+        if (side == "a") == is_table:
+            return self._left(pieces)
+        return self._right(pieces).T if is_table else self._right(pieces)
+
+    def _left(self, pieces: Iterable[_Piece]) -> Matrix:
+        left = np.zeros((self.shape[-2], self.rank), np.float32)
+        offsets = _offsets(pieces)
+        for piece in pieces:
+            delta = piece.delta
+            rows = read_matrix(delta.a).T if delta.is_embedding else read_matrix(delta.b)
+            at, factor = offsets[delta.module], delta.alpha / self.alpha * (self.rank / delta.rank)
+            out = left[piece.begin : piece.begin + len(piece.rows), at : at + delta.rank]
+            np.multiply(rows[piece.rows], np.float32(factor), out=out)
+        return left
+
+    def _right(self, pieces: Iterable[_Piece]) -> Matrix:
+        right = np.zeros((self.rank, self.shape[-1]), np.float32)
+        offsets = _offsets(pieces)
+        for delta in {piece.delta.module: piece.delta for piece in pieces}.values():
+            at = offsets[delta.module]
+            right[at : at + delta.rank] = read_matrix(delta.b).T if delta.is_embedding else read_matrix(delta.a)
+        return right
+
+
+def _offsets(pieces: Iterable[_Piece]) -> dict[str, int]:
+    """Where each module's part of the inner dimension begins."""
+    offsets: dict[str, int] = {}
+    end = 0
+    for piece in pieces:
+        if piece.delta.module not in offsets:
+            offsets[piece.delta.module] = end
+            end += piece.delta.rank
+    return offsets
+
+
+def factors(rules: Iterable[TensorRule | ConstantRule], deltas: Mapping[str, Delta], where: str) -> list[Factors]:
+    """The pairs for the tensors that `rules` make of the weights in `deltas`, in the order of the rules.
+
+    Raises UnusableInputError, with `where` in front, for weights that the model does not have, of another shape, or
+    that the file has in another form than their rows.
+    """
+    alpha = Counter(delta.alpha for delta in deltas.values()).most_common(1)[0][0]
+    found, used = [], set[str]()
+    for rule in adapted_rules(rules, deltas):
+        found.append(_factors(rule, deltas, alpha, where))
+        used.update(part.source for part in rule.parts)
+    refuse_unknown(deltas.keys() - used, where)
+    return found
+
+
+def adapted_rules(rules: Iterable[TensorRule | ConstantRule], deltas: Collection[str]) -> Iterator[TensorRule]:
+    """Those that use one of the weights."""
+    for rule in rules:
+        if isinstance(rule, TensorRule) and any(part.source in deltas for part in rule.parts):
+            yield rule
+
+
+def refuse_unknown(names: Collection[str], where: str) -> None:
+    """Raise UnusableInputError unless there are none."""
+    if names:
+        raise UnusableInputError(
+            f"{where}: {len(names)} adapted weights are not in the base model: {listed(sorted(names))}",
+            "is this the base that it was trained on? (--base)",
+        )
+
+
+def _factors(rule: TensorRule, deltas: Mapping[str, Delta], alpha: float, where: str) -> Factors:
+    if not rule.name.endswith(".weight"):
+        raise UnusableInputError(f"{where}: {rule.name} is no matrix, so it has no adapter in the file", MERGE_HINT)
+    shape = rule.shape if len(rule.shape) > 1 else (1, *rule.shape)
+    height = shape[-2]
+    matrices: list[list[_Piece]] = [[] for _ in range(math.prod(shape[:-2]))]
+    begin = 0
+    for part in rule.parts:
+        delta = deltas.get(part.source)
+        if delta is None:
+            begin += n_rows(part) * row_length(part) // rule.shape[-1]
+            continue
+        rows = _rows(rule, part, delta, where)
+        while len(rows):
+            matrix, first = divmod(begin, height)
+            matrices[matrix].append(_Piece(delta, first, rows[: height - first]))
+            begin, rows = begin + min(len(rows), height - first), rows[height - first :]
+    assert begin == height * len(matrices), f"the rule for {rule.name} gives {begin} rows"
+    rank = max(sum({piece.delta.module: piece.delta.rank for piece in pieces}.values()) for pieces in matrices)
+    return Factors(rule.name, shape, tuple(map(tuple, matrices)), rank, alpha)
+
+
+def _rows(rule: TensorRule, part: Part, delta: Delta, where: str) -> NDArray[np.int64]:
+    is_swapped = is_stored_swapped(delta, part, where)
+    if is_swapped and not delta.is_embedding:
+        # The file turns the matrix round again, to what the product is: (outputs, inputs).
+        return np.arange(rule.shape[-2])
+    order = row_order(part)
+    if order is None or part.shape[-1] != rule.shape[-1]:
+        raise UnusableInputError(
+            f"{where}: {delta.module} has another form in the file ({rule.name}), which no adapter fits", MERGE_HINT
+        )
+    return order
+
+
+def is_stored_swapped(delta: Delta, part: Part, where: str) -> bool:
+    """Whether the checkpoint has the weight as (inputs, outputs): an embedding's, and those of GPT-2's modules.
+
+    Raises UnusableInputError unless what is added has the shape of the weight.
+    """
+    shape = (delta.b.shape[0], delta.a.shape[1])
+    fits, fits_swapped = shape == part.shape, shape[::-1] == part.shape
+    # Most rules turn no matrix round, so a square one that is turned is stored as (inputs, outputs).
+    is_swapped = fits_swapped and (delta.is_embedding or is_transposed(part))
+    if not is_swapped and (delta.is_embedding or not fits):
+        added = shape[::-1] if delta.is_embedding else shape
+        raise UnusableInputError(
+            f"{where}: {delta.module} adds {list(added)} to a weight of {list(part.shape)}",
+            "is this the base that it was trained on? (--base)",
+        )
+    return is_swapped
+
+
+def read_matrix(spec: TensorSpec) -> Matrix:
+    """A small tensor as F32. Raises UnusableInputError where it can't be read or has values that are not finite."""
+    try:
+        with open(spec.path, "rb") as file:
+            file.seek(spec.offset)
+            raw = file.read(spec.nbytes)
+    except OSError as error:
+        raise UnusableInputError(
+            f"{spec.path}: cannot be read ({error.strerror})", "was it changed meanwhile?"
+        ) from None
+    if len(raw) != spec.nbytes:
+        raise UnusableInputError(f"{spec.path}: has become shorter", "was it changed meanwhile?")
+    bits = np.frombuffer(raw, RAW[spec.dtype]).reshape(spec.shape)
+    check_finite(spec, spec.dtype, bits, 0)
+    wide = np.empty(spec.shape, np.float32)
+    widen(spec.dtype, bits, wide)
+    return wide
