@@ -33,7 +33,7 @@ _SMALL_FILES = re.compile(
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "tiktoken.model", "vocab.txt")
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ MIXER_ELEMENTS = 3 * (128 + 2 * 2 * 16) + 16 * 128
         ("lfm2", {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0, 2]}, 2 * 2 * 64, 2),
         ("qwen3next", MIXER, 3 * MIXER_ELEMENTS, 1),
         ("qwen3next", {**MIXER, "full_attention_interval": 2}, 2 * MIXER_ELEMENTS, 2),
-        ("qwen35", {**MIXER, "nextn_predict_layers": 2}, 2 * MIXER_ELEMENTS, 2),
+        ("qwen35", {**MIXER, "full_attention_interval": 2, "nextn_predict_layers": 1}, 2 * MIXER_ELEMENTS, 1),
         ("rwkv7", {"wkv.head_size": 32}, 4 * (2 * 64 + 32 * 64), 0),
     ],
 )

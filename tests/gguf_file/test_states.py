@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,23 +48,8 @@ def test_layers_with_a_state_have_no_cache(
     header = _header(tmp_path, **changes)
     assert kv_nbytes_per_token(header) == attentions * PER_TOKEN
     assert recurrent_state_nbytes(header) == states * ONE_STATE
-    assert describe(header).memory[0].kv_nbytes == 2048 * attentions * PER_TOKEN + states * ONE_STATE
-
-
-@pytest.mark.parametrize(
-    ("arch", "values", "expected"),
-    [
-        ("llama", {}, 0),
-        ("lfm2", {"shortconv__l_cache": 3, "attention__head_count_kv": [0, 2]}, 64 * 2 * 4),
-        ("mamba2", {"ssm__conv_kernel": 4, "ssm__state_size": 16, "ssm__group_count": 1, "ssm__inner_size": 128},
-         2 * (3 * 160 + 16 * 128) * 4),
-        ("rwkv7", {"wkv__head_size": 16}, 2 * (2 * 64 + 16 * 64) * 4),
-    ],
-)  # fmt: skip
-def test_other_kinds_of_states(arch: str, values: dict[str, Any], expected: int, tmp_path: Path) -> None:
-    without = {f"ssm.{key}": None for key in SIZES}
-    header = _header(tmp_path, arch, **{"block_count": 2, **without, **values})
-    assert recurrent_state_nbytes(header) == expected
+    need = describe(header).memory[0]
+    assert (need.kv_nbytes, need.state_nbytes) == (2048 * attentions * PER_TOKEN, states * ONE_STATE)
 
 
 def test_the_memory_plan_counts_a_state_for_each_sequence(tmp_path: Path) -> None:
@@ -95,6 +81,51 @@ def test_delta_nets_that_cannot_be_are_refused(arch: str, changes: dict[str, Any
     check_limits(_header(tmp_path, arch))
     with pytest.raises(UnusableInputError, match="impossible states"):
         check_limits(_header(tmp_path, arch, **changes))
+
+
+MIXERS = {
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 128,
+    "ssm.state_size": 16,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("arch", "change"),
+    [
+        *(("mamba2", {key: 0}) for key in MIXERS),
+        ("mamba", {"ssm.conv_kernel": 1}),
+        ("mamba", {"ssm.time_step_rank": 0}),
+        ("falcon-h1", {"ssm.group_count": 3}),
+        ("granitehybrid", {"ssm.time_step_rank": 9}),
+        ("granitehybrid", {"ssm.inner_size": 256}),
+        ("rwkv7", {"wkv.head_size": 0}),
+        ("rwkv7", {"wkv.head_size": 24}),
+    ],
+    ids=str,
+)
+def test_mixers_that_cannot_be_are_refused(arch: str, change: dict[str, Any], tmp_path: Path) -> None:
+    def header(**changes: Any) -> Header:
+        values = {**MIXERS, "wkv.head_size": 16, **changes}
+        extra = {f"{arch}.{key}": value for key, value in values.items()}
+        return read_header(write_gguf(tmp_path / "a.gguf", arch=arch, extra=extra))
+
+    check_limits(header())
+    with pytest.raises(UnusableInputError, match="impossible"):
+        check_limits(header(**change))
+
+
+def test_a_convolution_without_its_bias_is_refused(tmp_path: Path) -> None:
+    """The library adds it without looking whether it is there."""
+    header = read_header(
+        write_gguf(tmp_path / "a.gguf", arch="mamba2", extra={f"mamba2.{k}": v for k, v in MIXERS.items()})
+    )
+    check_limits(header)
+    convolution = replace(header.tensors[0], name="blk.0.ssm_conv1d.weight")
+    with pytest.raises(UnusableInputError, match=r"lacks blk\.0\.ssm_conv1d\.bias"):
+        check_limits(replace(header, tensors=(*header.tensors, convolution)))
 
 
 def test_attention_in_every_0th_layer_is_refused(tmp_path: Path) -> None:

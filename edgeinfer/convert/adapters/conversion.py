@@ -34,6 +34,8 @@ from edgeinfer.types import Quantizer
 TYPES = ("F32", "F16", "BF16", "Q8_0")
 DEFAULT_TYPE = "F32"
 _OF_MODELS = (
+    "target_size",
+    "target_bpw",
     "tensor_type",
     "output_tensor_type",
     "token_embedding_type",
