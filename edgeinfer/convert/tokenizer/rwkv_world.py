@@ -79,7 +79,7 @@ def world_vocabulary(path: Path, vocab_size: int) -> dict[str, Any]:
 def _read(path: Path) -> dict[int, bytes]:
     """The byte strings by token; each line is a number, a Python literal and its length in bytes."""
     try:
-        lines = read_file(path, _MAX_NBYTES).decode("utf-8").split("\n")
+        lines = read_file(path, _MAX_NBYTES).decode("utf-8").replace("\r\n", "\n").split("\n")
     except UnicodeDecodeError:
         raise _unknown(path, "is no text") from None
     tokens: dict[int, bytes] = {}
@@ -91,10 +91,11 @@ def _read(path: Path) -> dict[int, bytes]:
         if match is None or not token or token in tokens or len(text) != int(match[3]):
             raise _unknown(path, f"has no token in line {number}")
         tokens[token] = text
-    if len(set(tokens.values())) != len(tokens) or END.encode() in tokens.values():
+    texts = set(tokens.values())
+    if len(texts) != len(tokens) or END.encode() in texts:
         raise _unknown(path, "has a token twice")
-    if lacking := next((byte for byte in range(256) if bytes([byte]) not in set(tokens.values())), None):
-        raise _unknown(path, f"has no token for byte {lacking}")
+    if lacking := [byte for byte in range(256) if bytes([byte]) not in texts]:
+        raise _unknown(path, f"has no token for byte {lacking[0]}")
     return tokens
 
 
