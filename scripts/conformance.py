@@ -139,10 +139,9 @@ def _type_table(intermediate: Path, file_type: FileType) -> str | None:
     log = _quantize(intermediate, intermediate.with_suffix(".none"), file_type, dry_run=True)
     if "require an imatrix" in log:
         return None
-    types = ((name, (new or old).upper()) for name, old, new in _TENSOR_LINE.findall(log))
-    if not file_type.default.is_quantized:  # the script would have written what the quantizer leaves in BF16 so, too
-        types = ((name, file_type.name if kind == "BF16" else kind) for name, kind in types)
-    return type_table(types)
+    # What is never quantized stays BF16 there; a script that is asked for a type of floats writes it in that one.
+    kept = {"bf16": file_type.name} if file_type.name in ("F16", "F32") else {}
+    return type_table((name, (new or kept.get(old, old)).upper()) for name, old, new in _TENSOR_LINE.findall(log))
 
 
 def type_table(types: Iterable[tuple[str, str]]) -> str:

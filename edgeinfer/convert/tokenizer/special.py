@@ -40,6 +40,10 @@ def special_metadata(
 ) -> dict[str, Any]:
     """The keys of special tokens. `parsed` is tokenizer.json, `settings` tokenizer_config.json."""
     config = checkpoint.config
+    if str(settings.get("tokenizer_class")).startswith("Cohere"):
+        # Its class puts around a text what the settings say (transformers: CohereTokenizerFast), whatever is stored.
+        settings = {"add_bos_token": True, "add_eos_token": False, **settings}
+        parsed = {**parsed, "post_processor": None}
     texts = _texts(settings, parsed)
     metadata: dict[str, Any] = {}
     for kind, key in _KEYS.items():
