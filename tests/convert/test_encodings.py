@@ -139,8 +139,8 @@ def _problem(checkpoint: Path) -> str:
     reader = SourceReader()
     try:
         spec = decoded(open_checkpoint(checkpoint)).tensors.get(f"{FIRST}.weight")
-        if spec is None or spec.shape != MODULES[FIRST]:
-            return f"{FIRST} is missing or has another shape"  # the architecture's rules name it
+        if spec is None or spec.encoding is None or spec.shape != MODULES[FIRST]:
+            return f"{FIRST} is missing, no float or has another shape"  # the architecture's rules name it
         _rows(reader, spec, 0, spec.shape[0])
     except UnusableInputError as error:
         return error.message
@@ -160,6 +160,16 @@ def test_stored_tensors_that_do_not_fit_are_named(name: str, tmp_path: Path) -> 
             # Some take scales of other types, or as many bytes under another name.
             may_pass = number or other[1].nbytes == tensors[key][1].nbytes
             assert FIRST in problem if problem else may_pass, (key, other[0], other[1].shape)
+
+
+@pytest.mark.parametrize("suffix", ["weight", "weight_scale_inv"])
+def test_a_half_alone_is_named(suffix: str, tmp_path: Path) -> None:
+    checkpoint = make_encoded("fp8-block", tmp_path)
+    tensors = _stored(checkpoint)
+    tensors.pop(f"{FIRST}.{suffix}")
+    write_tensors(checkpoint, tensors)
+    with pytest.raises(UnusableInputError, match=rf"{FIRST}.weight( is F8_E4M3|_scale_inv)"):
+        convert(checkpoint, tmp_path / "out.gguf", ConvertOptions(type="F32", verify=False))
 
 
 def test_a_part_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
