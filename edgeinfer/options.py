@@ -175,7 +175,11 @@ class ConvertOptions:
     """How a checkpoint becomes a GGUF file; llama-quantize's names."""
 
     type: str | None = None
-    """None is Q4_K_M, or F32 for an adapter."""
+    """None is Q4_K_M, or F32 for an adapter, or what a size or bits per weight leave."""
+    target_size: int | None = None
+    """Instead of a type: the most bytes that the output may have, all its files together."""
+    target_bpw: float | None = None
+    """Instead of a type: the most bits per weight that the output may have in the mean."""
     tensor_type: tuple[tuple[str, str], ...] = ()
     """(regular expression, type) pairs; the first that is found in a tensor's name decides."""
     output_tensor_type: str | None = None
@@ -203,7 +207,7 @@ class ConvertOptions:
     verify: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse with a UsageError numbers and names that cannot be, and two importance matrices."""
+        """Refuse with a UsageError numbers and names that cannot be, and what contradicts each other."""
         if self.imatrix is not None and self.calibrate is not None:
             raise UsageError("--imatrix and --calibrate are both given", "use a matrix, or compute one")
         if self.pre == "":  # which the library would take for "default"
@@ -213,6 +217,32 @@ class ConvertOptions:
             _need(self, "threads", 1, MAX_THREADS)
         if self.split_max_size is not None:
             _need(self, "split_max_size", 1, 2**63 - 1)
+        if self.target_size is not None:
+            _need(self, "target_size", 1, 2**63 - 1)
+        if self.target_bpw is not None:
+            _need(self, "target_bpw", 0.01, 64)
+        self._check_target()
+
+    def _check_target(self) -> None:
+        given = {
+            "--target-size": self.target_size is not None,
+            "--target-bpw": self.target_bpw is not None,
+            "-t": self.type is not None,
+            "--pure": self.pure,
+        }
+        names = [name for name, is_given in given.items() if is_given]
+        if self.has_target and len(names) > 1:
+            raise UsageError(f"{names[0]} and {names[1]} are both given", "each of them decides the types: drop one")
+
+    @property
+    def has_target(self) -> bool:
+        """Whether the types follow from a size."""
+        return self.target_size is not None or self.target_bpw is not None
+
+    @property
+    def file_type(self) -> str | None:
+        """The file type's name, or None for the default; with a target, what tensors have until theirs is chosen."""
+        return "Q8_0" if self.has_target else self.type
 
 
 def parse_adapter(text: str) -> tuple[str, float]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from checkpoint_tokenizer import write_json
 from numpy.typing import NDArray
 from random_checkpoint import PLAIN, make_checkpoint, read_model
 from safetensors_writer import TensorSource, to_bf16, write_weights
@@ -51,9 +52,14 @@ class Encoding:
 def make_encoded(name: str, folder: Path) -> Path:
     """Write the checkpoint `folder/NAME` and return that path."""
     plain = make_checkpoint(replace(read_model("llama"), name=name, config=CONFIG), PLAIN, folder)
-    encoding = ENCODINGS[name]
+    encode(plain, ENCODINGS[name])
+    return plain.rename(folder / name)
+
+
+def encode(checkpoint: Path, encoding: Encoding) -> None:
+    """Store the layers' matrices of a checkpoint in BF16 otherwise."""
     tensors: dict[str, tuple[str, NDArray[Any]]] = {}
-    for key, spec in read_safetensors_header(plain / "model.safetensors").items():
+    for key, spec in read_safetensors_header(checkpoint / "model.safetensors").items():
         module = key.removesuffix(".weight")
         if module.endswith("_proj"):
             rows, columns = spec.shape
@@ -61,9 +67,9 @@ def make_encoded(name: str, folder: Path) -> Path:
         else:
             bits = np.fromfile(spec.path, np.uint16, spec.n_elements, offset=spec.offset)
             tensors[key] = (spec.dtype, bits.reshape(spec.shape))
-    write_tensors(plain, tensors)
-    (plain / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": encoding.config}), "utf-8")
-    return plain.rename(folder / name)
+    write_tensors(checkpoint, tensors)
+    config = json.loads((checkpoint / "config.json").read_text("utf-8"))
+    write_json(checkpoint / "config.json", {**config, "quantization_config": encoding.config})
 
 
 def write_tensors(folder: Path, tensors: dict[str, tuple[str, NDArray[Any]]]) -> None:
@@ -168,6 +174,16 @@ def _packed(
         return stored
 
     return store
+
+
+def _packed_with_gaps(module: str, rows: int, columns: int) -> Stored:
+    """Of 5 bits, as older versions packed them: two bits of each word are left over."""
+    words = {
+        ".weight_packed": _bits(module, (rows, -(-columns // 6)), "<i4"),
+        ".weight_zero_point": _bits(f"{module}.z", (-(-rows // 6), columns // 64), "<i4"),
+    }
+    stored = {suffix: ("I32", values & ((1 << 30) - 1)) for suffix, values in words.items()}
+    return {**_packed(5, 64)(module, rows, columns), **stored}
 
 
 def _group_order(module: str, columns: int, group: int) -> NDArray[np.int32]:
@@ -330,6 +346,7 @@ ENCODINGS = {
     "ct-pack4-asym": _ct("pack-quantized", _int(4, 64, symmetric=False), store=_packed(4, 64, zeros=True)),
     "ct-pack4-order": _ct("pack-quantized", _int(4, 64), store=_packed(4, 64, order=True)),
     "ct-pack5-asym": _ct("pack-quantized", _int(5, 64, symmetric=False), store=_packed(5, 64, zeros=True)),
+    "ct-pack5-gaps": _ct("pack-quantized", _int(5, 64, symmetric=False), store=_packed_with_gaps),
     "ct-pack8-channel": _ct("pack-quantized", _int(8), store=_packed(8)),
     "ct-mixed": _ct(
         "mixed-precision", _float(8, "channel"), _int(8, 64, symmetric=False), _int(4, 32), store=_mixed

@@ -67,7 +67,7 @@ def dequantized(source: Path, target: Path) -> Path:
 def dequantize(name: str, quantization: dict[str, Any], parts: Tensors) -> torch.Tensor:
     """The weight of one module."""
     if name.startswith("ct-"):
-        return compressed_tensors(quantization, parts)
+        return compressed_tensors(name, quantization, parts)
     if name.startswith("bnb-"):
         return bitsandbytes(parts)
     if name == "modelopt-nvfp4":
@@ -80,7 +80,7 @@ def dequantize(name: str, quantization: dict[str, Any], parts: Tensors) -> torch
     return parts["weight"].float() * parts["weight_scale"]
 
 
-def compressed_tensors(quantization: dict[str, Any], parts: Tensors) -> torch.Tensor:
+def compressed_tensors(name: str, quantization: dict[str, Any], parts: Tensors) -> torch.Tensor:
     """By the library's own compressor of the scheme that fits the stored tensors."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationScheme
@@ -90,6 +90,8 @@ def compressed_tensors(quantization: dict[str, Any], parts: Tensors) -> torch.Te
         groups = quantization["config_groups"]
         at = 0 if "weight" in parts else 1 if "weight_zero_point" in parts else 2
         form, group = ("float-quantized", "pack-quantized", "pack-quantized")[at], groups[f"group_{at}"]
+    if "gaps" in name:
+        return with_gaps(parts)
     order = parts.pop("weight_g_idx", None)
     scheme = QuantizationScheme(targets=["Linear"], weights=group["weights"])
     if order is not None:
@@ -108,6 +110,16 @@ def compressed_tensors(quantization: dict[str, Any], parts: Tensors) -> torch.Te
     if order is not None:
         weight = weight[:, torch.argsort(by_group)]
     return weight
+
+
+def with_gaps(parts: Tensors) -> torch.Tensor:
+    """Six numbers of 5 bits in a word, as older versions of the library had them."""
+    rows, columns = parts["weight_shape"].tolist()
+    shifts = torch.arange(6) * 5
+    codes = (parts["weight_packed"][..., None] >> shifts & 31).reshape(rows, -1)[:, :columns]
+    zeros = (parts["weight_zero_point"].T[..., None] >> shifts & 31).reshape(columns // 64, -1)[:, :rows].T
+    values = (codes - zeros.repeat_interleave(64, dim=1)).float()
+    return values * parts["weight_scale"].repeat_interleave(64, dim=1)
 
 
 def bitsandbytes(parts: Tensors) -> torch.Tensor:

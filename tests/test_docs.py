@@ -12,6 +12,7 @@ from pathlib import Path
 
 import command_pages
 import pytest
+from adapter_files import pair, write_adapter
 from processes import PATIENCE_S
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -52,9 +53,17 @@ def test_the_manual_page_is_roff_and_shows_every_line_of_the_help() -> None:
     assert {"MODELS PULL", "EXIT CODES", "ENVIRONMENT VARIABLES"} <= lines
 
 
+@pytest.fixture(scope="module")
+def smollm2_adapter(smollm2_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tensors = pair("model.layers.12.self_attn.q_proj", 4, 576, 576)
+    return write_adapter(tmp_path_factory.mktemp("adapter") / "adapter", smollm2_checkpoint, tensors, r=4)
+
+
 @pytest.mark.model
 @pytest.mark.parametrize(("page", "language", "code"), _blocks())
-def test_the_commands_work(page: str, language: str, code: str, smollm2_checkpoint: Path, tmp_path: Path) -> None:
+def test_the_commands_work(
+    page: str, language: str, code: str, smollm2_checkpoint: Path, smollm2_adapter: Path, tmp_path: Path
+) -> None:
     if "jq " in code and shutil.which("jq") is None:
         pytest.skip("needs jq")
     tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -62,7 +71,7 @@ def test_the_commands_work(page: str, language: str, code: str, smollm2_checkpoi
     done = subprocess.run(
         command,
         cwd=tmp_path,
-        env={**os.environ, "PATH": tools, "CHECKPOINT": str(smollm2_checkpoint)},
+        env={**os.environ, "PATH": tools, "CHECKPOINT": str(smollm2_checkpoint), "ADAPTER": str(smollm2_adapter)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

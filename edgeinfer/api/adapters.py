@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgeinfer.errors import UnusableInputError
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.gguf_file.shards import read_shards
 from edgeinfer.options import Adapters, RuntimeOptions
@@ -33,6 +34,8 @@ def open_adapters(model: Header, lora: Adapters) -> tuple[LoadedAdapter, ...]:
 
     shards, opened = read_shards(model), []
     for path, scale in lora:
+        if Path(path).is_dir():
+            raise UnusableInputError(f"{path}: a directory", "`edgeinfer convert` makes a .gguf of a PEFT adapter")
         adapter = read_adapter(Path(path))
         check_fits(adapter, shards)
         check_finite(adapter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,9 +21,15 @@ from edgeinfer.api.vocabulary import open_vocabulary
 from edgeinfer.convert.adapters.conversion import plan_adapter, verify_adapter
 from edgeinfer.convert.adapters.peft import is_adapter, open_adapter
 from edgeinfer.convert.imatrix import ExpectedMatrix
+from edgeinfer.convert.kept_errors import KeptErrors
+from edgeinfer.convert.measure import measure
 from edgeinfer.convert.pipeline import Planned, check_target, execute, prepare
+from edgeinfer.convert.resolve import TensorPlan
+from edgeinfer.convert.target import Measure, rule_of_thumb
 from edgeinfer.convert.verify import verify
 from edgeinfer.errors import CheckFailedError, UsageError
+from edgeinfer.ggml_types import GGMLType
+from edgeinfer.home import home
 from edgeinfer.native.devices import default_threads, peak_rss_bytes
 from edgeinfer.native.quantize import GGMLQuantizer
 from edgeinfer.options import ConvertOptions, RuntimeOptions
@@ -59,23 +65,32 @@ class Converted:
     seconds: float
     peak_rss_bytes: int
     verified: bool
+    tensor_types: dict[str, int]
+    """How many weights have which type, most first."""
 
 
 def plan_conversion(
-    source: str | Path, output: str | Path | None = None, options: ConvertOptions = _DEFAULTS
+    source: str | Path,
+    output: str | Path | None = None,
+    options: ConvertOptions = _DEFAULTS,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Planned:
-    """Read a source's headers and plan its conversion; reads no weights, but fetches a source that is on the Hub.
+    """Read a source's headers and plan its conversion; fetches a source that is on the Hub.
 
-    `convert` says what it raises.
+    Weights are read only where the types are to fit a size, for samples; `progress` is told the tensors measured and
+    their total. With `calibrate` the types are then still provisional: what they follow from is computed by
+    `run_conversion`. `convert` says what it raises.
     """
     target = Path(output) if output is not None else None
     located = locate(source, target, options)
     if is_adapter(located.path):
         adapter = open_adapter(located.path)
-        return plan_adapter(adapter, locate_base(adapter, options.base), target, options)
+        base = locate_base(adapter, options.base)
+        return plan_adapter(adapter, base, target, options, repository=located.repository)
     if options.base is not None:
         raise UsageError(f"--base has no effect: {source} is no adapter", "drop it")
-    planned = prepare(located.path, target, options, open_vocabulary, repository=located.repository)
+    errors = rule_of_thumb if options.calibrate is not None else _measuring(options, progress)
+    planned = prepare(located.path, target, options, open_vocabulary, repository=located.repository, measure=errors)
     if options.calibrate is not None:
         _check_calibration(planned, Path(options.calibrate))
     return planned
@@ -115,6 +130,7 @@ def run_conversion(
         seconds=round(seconds, 3),
         peak_rss_bytes=peak_rss_bytes(),
         verified=options.verify,
+        tensor_types=plan.weights_by_type,
     )
 
 
@@ -186,7 +202,18 @@ def _run_calibrated(
 
 
 def _planned_as(planned: Planned, output: Path, options: ConvertOptions) -> Planned:
-    return prepare(planned.source, output, options, open_vocabulary, repository=planned.repository)
+    errors = _measuring(options, lambda done, total: None)
+    return prepare(planned.source, output, options, open_vocabulary, repository=planned.repository, measure=errors)
+
+
+def _measuring(options: ConvertOptions, progress: Callable[[int, int], None]) -> Measure:
+    """Measures with the C library's quantizers and keeps what was found under the store's home."""
+
+    def measured(tensors: Sequence[tuple[TensorPlan, Sequence[GGMLType]]]) -> list[dict[GGMLType, float]]:
+        kept = KeptErrors(home() / "quantization-errors", (tensor for tensor, _ in tensors))
+        return measure(tensors, GGMLQuantizer(), options.threads or default_threads(), kept, progress)
+
+    return measured
 
 
 def convert(source: str | Path, output: str | Path | None = None, options: ConvertOptions = _DEFAULTS) -> Converted:

@@ -41,7 +41,7 @@ def locate(source: str | Path, output: Path | None, options: ConvertOptions) -> 
         return Located(path)
     folder = hub.cached(hub_id)
     if folder is None:
-        file_type(options.type)  # a wrong name is said before anything is fetched
+        file_type(options.file_type)  # a wrong name is said before anything is fetched
         snapshot = hub.look_up(hub_id)
         _check_space(snapshot, hub.check_space(snapshot), output, options)
         folder = hub.download(snapshot)
@@ -70,8 +70,7 @@ def _check_space(snapshot: hub.Snapshot, cache: Path, output: Path | None, optio
     """Whether the output fits too, as far as the Hub's count of parameters tells."""
     if snapshot.n_parameters is None:
         return
-    default = file_type(options.type).default
-    expected = snapshot.n_parameters * default.block_nbytes // default.block_length
+    expected = _expected_nbytes(snapshot.n_parameters, options)
     target = hub.existing_parent(output.parent if output else Path())
     shared = snapshot.missing_nbytes if target.stat().st_dev == cache.stat().st_dev else 0
     free = shutil.disk_usage(target).free
@@ -80,3 +79,11 @@ def _check_space(snapshot: hub.Snapshot, cache: Path, output: Path | None, optio
             f"{snapshot.id}: needs about {expected + shared} bytes in {target}, the disk has {free} free",
             "free some space, or choose a smaller type",
         )
+
+
+def _expected_nbytes(n_parameters: int, options: ConvertOptions) -> int:
+    if options.target_size is not None:
+        return options.target_size
+    default = file_type(options.file_type).default
+    bits = options.target_bpw or 8 * default.block_nbytes / default.block_length
+    return int(n_parameters * bits / 8)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
+from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,6 +45,13 @@ def command(
             help="File type as llama.cpp names them: Q8_0, Q6_K, … [default: Q4_K_M; F32 for an adapter].",
         ),
     ] = _DEFAULTS.type,
+    target_bpw: Annotated[
+        float | None,
+        typer.Option("--target-bpw", metavar="BITS", help="Instead of a type: the most bits per weight, as 4.5."),
+    ] = _DEFAULTS.target_bpw,
+    target_size: Annotated[
+        str | None, typer.Option("--target-size", metavar="SIZE", help="Instead of a type: the largest file, as 380M.")
+    ] = None,
     tensor_type: Annotated[
         list[str] | None,
         typer.Option("--tensor-type", metavar="REGEX=TYPE", help="Type of the tensors whose name fits (repeatable)."),
@@ -85,7 +95,7 @@ def command(
     threads: Threads = _DEFAULTS.threads,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = _DEFAULTS.overwrite,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Don't reopen and check the result.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and read no weights.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Quantize a Hugging Face checkpoint into one GGUF file, in one pass, and check the result."""
@@ -93,6 +103,8 @@ def command(
 
     options = ConvertOptions(
         type=type_,
+        target_bpw=target_bpw,
+        target_size=None if target_size is None else _target_nbytes(target_size),
         tensor_type=tuple(map(_pattern_and_type, tensor_type or ())),
         output_tensor_type=output_tensor_type,
         token_embedding_type=token_embedding_type,
@@ -109,7 +121,13 @@ def command(
         overwrite=overwrite,
         verify=not no_verify,
     )
-    planned = plan_conversion(source, output, options)
+    if dry_run and options.has_target and calibrate is not None:
+        raise UsageError(
+            "--dry-run with --calibrate and a size: the types depend on what calibrating finds",
+            "compute the matrix with `edgeinfer imatrix` and give it with --imatrix",
+        )
+    with progress.steps() as advance:
+        planned = plan_conversion(source, output, options, advance)
     if dry_run:
         console.result_json(_plan_document(planned)) if as_json else console.result(_plan_text(planned))
         return
@@ -128,7 +146,7 @@ def command(
     if as_json:
         console.result_json(dataclasses.asdict(converted))
     else:
-        _summarize(converted, planned.plan)
+        _summarize(converted, planned.plan, has_target=options.has_target)
         console.result(converted.output)
 
 
@@ -147,14 +165,29 @@ def _nbytes(text: str) -> int:
     return int(match[1]) * {"M": 10**6, "G": 10**9}[match[2]]
 
 
-def _summarize(converted: Converted, plan: ConvertPlan) -> None:
+def _target_nbytes(text: str) -> int:
+    """A size in bytes, or in millions or billions of them, with decimals."""
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)([KMG]?)", text.upper())
+    if not match:
+        raise UsageError(f"--target-size {text!r} is not a size", "for example 380M or 1.5G")
+    return math.floor(Decimal(match[1]) * {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}[match[2]])
+
+
+def _summarize(converted: Converted, plan: ConvertPlan, *, has_target: bool) -> None:
     size = f"{table.size(converted.bytes)} as {converted.type}, {converted.bits_per_weight:.2f} bits per weight"
     state = "verified" if converted.verified else "not verified"
     console.note(
         f"{converted.architecture}, {converted.parameters:,} parameters: {size}, {converted.seconds:.1f} s, {state}"
     )
+    if has_target:
+        console.note(f"types: {_shares_text(converted.tensor_types, converted.parameters)}")
     if plan.fallbacks:
         console.note(f"note: {_fallback_text(plan)}")
+
+
+def _shares_text(weights_by_type: Mapping[str, int], parameters: int) -> str:
+    """`Q5_0 61.2 %, Q8_0 20.1 %, …` of the weights."""
+    return ", ".join(f"{name} {count / parameters:.1%}".replace("%", " %") for name, count in weights_by_type.items())
 
 
 def _fallback_text(plan: ConvertPlan) -> str:
@@ -176,6 +209,7 @@ def _plan_document(planned: Planned) -> dict[str, Any]:
         "bytes": planned.nbytes,
         "bits_per_weight": round(plan.bits_per_weight, 4),
         "parameters": plan.n_parameters,
+        "tensor_types": plan.weights_by_type,
         "tensors": [
             {
                 "name": t.name,
@@ -207,6 +241,8 @@ def _plan_text(planned: Planned) -> str:
         f"{planned.output}: {plan.architecture}, {plan.n_parameters:,} parameters, {planned.nbytes:,} bytes, "
         f"{plan.bits_per_weight:.2f} bits per weight as {plan.file_type.name}",
     ]
+    if len(plan.weights_by_type) > 1:
+        lines.append(f"weights: {_shares_text(plan.weights_by_type, plan.n_parameters)}")
     if plan.fallbacks:
         lines.append(_fallback_text(plan))
     lines += [f"left out: {note}" for note in plan.dropped]

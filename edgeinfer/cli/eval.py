@@ -48,7 +48,7 @@ def command(
     from edgeinfer.quality.evaluate import evaluate
 
     run_options = dataclasses.replace(fixed_cache_types(options()), threads=threads)
-    with progress.passages() as advance:
+    with progress.steps() as advance:
         result = evaluate(
             model, file, reference=reference, ctx_size=ctx_size, chunks=chunks, options=run_options, progress=advance
         )

@@ -27,7 +27,7 @@ def command(
     """Run a model over a text and write which columns of its weights matter, for `convert --imatrix`."""
     from edgeinfer.api.imatrix import imatrix
 
-    with progress.passages() as advance:
+    with progress.steps() as advance:
         computed = imatrix(
             model,
             file,

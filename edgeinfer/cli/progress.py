@@ -14,8 +14,8 @@ from edgeinfer.cli import console
 
 
 @contextmanager
-def passages() -> Iterator[Callable[[int, int], None]]:
-    """A bar, on a terminal only, that is told how many passages of a text are done, and their total."""
+def steps() -> Iterator[Callable[[int, int], None]]:
+    """A bar, on a terminal only, that is told how many (passages of a text, tensors) are done, and their total."""
     with _bar("{n_fmt}/{total_fmt}, {remaining} left") as bar:
 
         def advance(done: int, total: int) -> None:

@@ -63,19 +63,25 @@ ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 TENSOR_TYPES = (
     _T.F32, _T.F16, _T.BF16, _T.Q4_0, _T.Q4_1, _T.Q5_0, _T.Q5_1, _T.Q8_0, _T.Q2_K, _T.Q3_K, _T.Q4_K, _T.Q5_K, _T.Q6_K,
     _T.IQ1_S, _T.IQ1_M, _T.IQ2_XXS, _T.IQ2_XS, _T.IQ2_S, _T.IQ3_XXS, _T.IQ3_S, _T.IQ4_NL, _T.IQ4_XS, _T.TQ1_0,
-    _T.TQ2_0, _T.MXFP4,
+    _T.TQ2_0, _T.MXFP4, _T.NVFP4,
 )  # fmt: skip
 
 
 def file_type(name: str | None) -> FileType:
     """Look up a file type by name, any case; UsageError with the list when there is none. None is the default."""
-    upper = (name or DEFAULT).upper()
+    upper = (DEFAULT if name is None else name).upper()
     found = FILE_TYPES.get(ALIASES.get(upper, upper))
     if found is None:
         similar = get_close_matches(upper, FILE_TYPES, n=1)
         guess = f"did you mean {similar[0]}? " if similar else ""
         raise UsageError(f"unknown type {name!r}", f"{guess}one of {', '.join(FILE_TYPES)}")
     return found
+
+
+def file_type_of(tensor_type: GGMLType) -> FileType | None:
+    """The file type that starts from this type: the one of its name, or else the middle one."""
+    found = [t for t in FILE_TYPES.values() if t.default is tensor_type]
+    return min(found, key=lambda t: (t.name != tensor_type.name, not t.name.endswith("_M")), default=None)
 
 
 def tensor_type(name: str) -> GGMLType:

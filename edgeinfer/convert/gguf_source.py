@@ -27,7 +27,7 @@ from edgeinfer.gguf_file.limits import check_limits
 from edgeinfer.gguf_file.shards import read_shards
 from edgeinfer.options import ConvertOptions
 
-READABLE = frozenset({*TENSOR_TYPES, GGMLType.NVFP4, GGMLType.Q1_0, GGMLType.Q2_0})
+READABLE = frozenset({*TENSOR_TYPES, GGMLType.Q1_0, GGMLType.Q2_0})
 """The types that can be widened to F32."""
 _OF_A_SPLIT = ("split.no", "split.count", "split.tensors.count")
 
@@ -72,7 +72,7 @@ def build_from_gguf(source: GGUFSource, options: ConvertOptions, given: Importan
     `allow_requantize`, NotFoundError for a pattern that fits no tensor, UnusableInputError for a tensor of a type that
     cannot be widened.
     """
-    wanted = file_type(options.type)
+    wanted = file_type(options.file_type)
     draft = [_tensor(info, header.path) for header in source.headers for info in header.tensors]
     draft.sort(key=lambda t: file_order(t.name))
     matrix = expected_matrix(options, given)
@@ -98,6 +98,8 @@ def _tensor(info: TensorInfo, path: Path) -> TensorPlan:
 
 
 def _check_change(path: Path, before: TensorPlan, after: TensorPlan, options: ConvertOptions) -> None:
+    if after.type is GGMLType.NVFP4:
+        raise UsageError(f"{path}: tensor {before.name} is not NVFP4", "let the pattern fit only tensors that are")
     if before.type.is_quantized and not options.allow_requantize:
         raise UsageError(
             f"{path}: tensor {before.name} is quantized already ({before.type.name}); {after.type.name} made of it "

@@ -90,6 +90,16 @@ def may_quantize(name: str, shape: tuple[int, ...]) -> bool:
     return not any(part in name for part in _NEVER_QUANTIZED)
 
 
+def is_decided(overrides: Overrides, name: str, *, is_tied: bool) -> bool:
+    """Whether the user decided this tensor's type; `is_tied` where the embedding serves as the head, too."""
+    match category(name):
+        case "token_embd" if overrides.token_embedding is not None or (is_tied and overrides.output is not None):
+            return True
+        case "output" if overrides.output is not None:
+            return True
+    return any(pattern.search(name) for pattern, _ in overrides.by_name)
+
+
 def may_be_half(name: str) -> bool:
     """Whether a tensor of two dimensions that is never quantized stays in half precision all the same."""
     return any(part in name for part in _EITHER_PRECISION)

@@ -13,12 +13,13 @@ from edgeinfer.convert.adapters.merge import merged, open_adapters
 from edgeinfer.convert.architectures import lookup
 from edgeinfer.convert.checkpoint import Checkpoint, open_checkpoint
 from edgeinfer.convert.encodings import decoded
-from edgeinfer.convert.file_types import FILE_TYPES, file_type
+from edgeinfer.convert.file_types import FILE_TYPES
 from edgeinfer.convert.gguf_source import build_from_gguf, open_gguf
 from edgeinfer.convert.imatrix import load_imatrix
 from edgeinfer.convert.output import check_outputs, replaced_when_done, written_to
 from edgeinfer.convert.plan import ConvertPlan, build
 from edgeinfer.convert.stream import write
+from edgeinfer.convert.target import Measure, fitted, label, rule_of_thumb
 from edgeinfer.convert.text_model import text_model
 from edgeinfer.convert.token_check import OpenVocabulary, settle
 from edgeinfer.convert.tokenizer import LoadedTokenizer, load_tokenizer
@@ -61,12 +62,13 @@ def prepare(
     open_vocabulary: OpenVocabulary,
     *,
     repository: str | None = None,
+    measure: Measure = rule_of_thumb,
 ) -> Planned:
     """Read the headers and plan. The errors are those of the steps: usage, not found, unusable.
 
-    `repository` names a source whose directory does not.
+    `repository` names a source whose directory does not; `measure` finds the errors that types are chosen by when the
+    output is to have a size, and reads weights for that.
     """
-    wanted = file_type(options.type)
     matrix = load_imatrix(Path(options.imatrix)) if options.imatrix else None
     tokenizer: LoadedTokenizer | None = None
     notes: tuple[str, ...] = ()
@@ -91,9 +93,14 @@ def prepare(
         plan = build(checkpoint, architecture, tokenizer.metadata, options, matrix)
         settled = settle(plan.metadata, tokenizer, open_vocabulary)
         plan, notes = replace(plan, metadata={**plan.metadata, **settled.metadata}), settled.notes
+    if options.has_target:
+        plan = fitted(plan, options, measure)
+        if matrix is None and not options.calibrate:
+            notes += ("without an importance matrix, errors of all columns of a weight counted alike for the types",)
     inputs |= {Path(path) for path in (options.imatrix, options.calibrate) if path}
     names = [_name(source, repository), *(_name(Path(path), None) for path, scale in options.lora if scale)]
-    output = output or Path(f"{'-'.join(names)}-{wanted.name}.gguf")
+    kind = label(options) if options.has_target else plan.file_type.name
+    output = output or Path(f"{'-'.join(names)}-{kind}.gguf")
     if options.split_max_size is not None:
         shard = shard_parts(output.name)
         prefix = shard[0] if shard else output.name.removesuffix(".gguf")
@@ -101,7 +108,7 @@ def prepare(
     return Planned(source, repository, inputs, tokenizer, plan, output, notes)
 
 
-_OWN_TYPE = re.compile(rf"[.-]({'|'.join(FILE_TYPES)})$", re.IGNORECASE)
+_OWN_TYPE = re.compile(rf"[.-]({'|'.join(FILE_TYPES)}|[0-9.]+bpw)$", re.IGNORECASE)
 
 
 def _name(source: Path, repository: str | None) -> str:

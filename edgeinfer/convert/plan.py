@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from edgeinfer.convert.architectures.base import Architecture
 from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.file_types import FileType, file_type, tensor_type
 from edgeinfer.convert.imatrix import ExpectedMatrix, ImportanceMatrix
+from edgeinfer.convert.kept_nvfp4 import with_factors
 from edgeinfer.convert.metadata import general_metadata
 from edgeinfer.convert.mixture import Overrides, assign, may_be_half, may_quantize, requires_imatrix
 from edgeinfer.convert.mixture_rules import ModelFacts, category
@@ -82,6 +84,14 @@ class ConvertPlan:
         return tuple(t for t in quantized if category(t.name) not in ("token_embd", "output"))
 
     @property
+    def weights_by_type(self) -> dict[str, int]:
+        """How many weights have which type, most first."""
+        counts: Counter[str] = Counter()
+        for tensor in self.tensors:
+            counts[tensor.type.name] += tensor.n_elements
+        return dict(counts.most_common())
+
+    @property
     def n_parameters(self) -> int:
         """Elements of all tensors."""
         return sum(t.n_elements for t in self.tensors)
@@ -110,7 +120,7 @@ def build(
     UnusableInputError when tensors are missing, surplus or wrongly shaped (all of them are named) or of a type that
     has no place in a GGUF file.
     """
-    wanted = file_type(options.type)
+    wanted = file_type(options.file_type)
     config = checkpoint.config
     hyperparameters = architecture.metadata(config)
     draft, dropped = resolve(checkpoint, architecture.tensors(config))
@@ -118,6 +128,7 @@ def build(
     draft = [replace(t, type=_float_type(t, wanted)) for t in draft]
     matrix = expected_matrix(options, matrix)
     tensors = choose_types(draft, wanted, _facts(architecture, hyperparameters), options, matrix)
+    tensors = with_factors(architecture.name, tensors)
     general = general_metadata(checkpoint, tensors)
     metadata = {
         "general.architecture": architecture.name,
@@ -151,7 +162,7 @@ def choose_types(
     Raises UsageError for options that contradict each other or the model, NotFoundError for a pattern that fits no
     tensor, UnusableInputError for an importance matrix of another model.
     """
-    overrides = _overrides(options, wanted)
+    overrides = overrides_of(options, wanted)
     _refuse_idle_patterns(overrides, draft)
     choices = assign([(t.name, t.shape, t.type) for t in draft], wanted, facts, overrides, has_imatrix=bool(matrix))
     tensors = tuple(
@@ -170,7 +181,8 @@ def file_order(name: str) -> tuple[int, bytes]:
     return (int(layer[1]) if layer else -1, name.encode())
 
 
-def _overrides(options: ConvertOptions, wanted: FileType) -> Overrides:
+def overrides_of(options: ConvertOptions, wanted: FileType) -> Overrides:
+    """What the user decided. Raises UsageError for what has no effect with a file type that isn't quantized."""
     if options.tensor_type and not wanted.default.is_quantized:
         raise UsageError(f"--tensor-type has no effect with -t {wanted.name}", "choose a quantized type")
     if (options.imatrix or options.calibrate) and not wanted.default.is_quantized:

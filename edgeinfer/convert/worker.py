@@ -59,22 +59,29 @@ class Worker:
 
     def do(self, slab: Slab) -> None:
         """Write what becomes of a slab; raises what `stream.write` says."""
-        is_kept = slab.tensor.type == slab.part.type and not slab.tensor.add and not slab.part.change
-        self._reader.begin()
-        rows = self._encoded(slab, is_kept) if slab.part.spec.encoding else self._numbers(slab, is_kept)
-        if is_kept:
-            write_at(slab.output, np.ascontiguousarray(rows), slab.out_offset)
+        if _is_kept(slab):
+            write_at(slab.output, np.ascontiguousarray(self._read_rows(slab, is_kept=True)), slab.out_offset)
             return
-        if slab.part.change:
-            slab.part.change(rows)
-            _check_changed(slab, rows)
-        if slab.tensor.add:
-            rows += np.float32(slab.tensor.add)
+        rows = self.rows(slab)
         _check_range(slab, rows)
         out = self._out = at_least(self._out, slab.out_nbytes)
         out = out[: slab.out_nbytes]
         self._quantize(slab, rows, out)
         write_at(slab.output, out, slab.out_offset)
+
+    def rows(self, slab: Slab) -> NDArray[np.float32]:
+        """The slab's rows of the tensor, shape `(rows, row length)`, until the next call; raises as `do` does."""
+        rows: NDArray[np.float32] = self._read_rows(slab, is_kept=False)
+        if slab.part.change:
+            slab.part.change(rows)
+            _check_changed(slab, rows)
+        if slab.tensor.add:
+            rows += np.float32(slab.tensor.add)
+        return rows
+
+    def _read_rows(self, slab: Slab, *, is_kept: bool) -> NDArray[Any]:
+        self._reader.begin()
+        return self._encoded(slab, is_kept) if slab.part.spec.encoding else self._numbers(slab, is_kept)
 
     def _quantize(self, slab: Slab, rows: NDArray[np.float32], out: NDArray[np.uint8]) -> None:
         tensor, importance = slab.tensor, slab.tensor.importance
@@ -142,6 +149,11 @@ class Worker:
         return wide.reshape(-1, shape[0] if len(shape) > 1 else 1)
 
 
+def _is_kept(slab: Slab) -> bool:
+    """Whether the result has the input's elements, at most in another order."""
+    return slab.tensor.type == slab.part.type and not slab.tensor.add and not slab.part.change
+
+
 def _check_changed(slab: Slab, rows: NDArray[np.float32]) -> None:
     if not np.isfinite(rows).all():
         raise broken(slab.part.spec, f"values near row {slab.row0} of which infinite ones are computed")
@@ -149,7 +161,7 @@ def _check_changed(slab: Slab, rows: NDArray[np.float32]) -> None:
 
 def _check_range(slab: Slab, rows: NDArray[np.float32]) -> None:
     kind = slab.tensor.type
-    limit = _MAX_F16 if kind is GGMLType.F16 else _MAX_ON_GRID if kind.name.startswith("IQ") else np.inf
+    limit = _limit(kind)
     largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0))) if limit < np.inf else 0
     if largest > limit:
         row = int((np.abs(rows) > limit).any(axis=1).argmax())
@@ -158,6 +170,15 @@ def _check_range(slab: Slab, rows: NDArray[np.float32]) -> None:
             f"{kind.name}",
             "use -t BF16",
         )
+
+
+def fits_range(kind: GGMLType, largest: float) -> bool:
+    """Whether values of at most this magnitude can become this type."""
+    return largest <= _limit(kind)
+
+
+def _limit(kind: GGMLType) -> float:
+    return _MAX_F16 if kind is GGMLType.F16 else _MAX_ON_GRID if kind.name.startswith("IQ") else np.inf
 
 
 def write_at(descriptor: int, data: Any, offset: int) -> None:

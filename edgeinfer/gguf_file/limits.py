@@ -25,6 +25,9 @@ ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _NO_KERNELS = {GGMLType[name] for name in ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")}
 _GEMMA3N_CACHES = 20
 _DENSE = ("dense_2", "dense_3")
+_MIXERS = ("mamba", "mamba2", "jamba", "falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe", "plamo2")
+_UNGROUPED_MIXERS = ("mamba", "jamba", "plamo2")
+_TWICE_AS_WIDE = ("jamba", "granitehybrid")
 _DELTA_NETS = ("qwen3next", "qwen35", "qwen35moe")
 _WITH_SECTIONS = ("qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")
 _MAX_SECTION = 1 << 16
@@ -63,6 +66,8 @@ def check_limits(header: Header) -> None:
         if rotated < 1 or rotated % 2:
             _fail(header, f"has the {name} {rotated}")
     _check_states(header)
+    _check_mixers(header)
+    _check_time_mixes(header)
     _check_sections(header)
     for name in ("layer_norm_epsilon", "layer_norm_rms_epsilon"):
         epsilon = header.hyperparameter(f"attention.{name}", 0)
@@ -85,6 +90,33 @@ def _check_states(header: Header) -> None:
         _fail(header, f"has impossible states: {n_value} of {length} for {n_key} keys, {inner} in all, kernel {kernel}")
     if header.hyperparameter("full_attention_interval", 4) < 1:
         _fail(header, "has a full_attention_interval of 0")
+
+
+def _check_mixers(header: Header) -> None:
+    """Of Mambas, whose sizes the library divides by each other, and whose convolution has a bias in any case."""
+    architecture = header.architecture
+    if architecture not in _MIXERS:
+        return
+    names = ("conv_kernel", "state_size", "time_step_rank", "inner_size")
+    kernel, length, heads, inner = (_count(header, f"ssm.{name}") for name in names)
+    groups = 1 if architecture in _UNGROUPED_MIXERS else _count(header, "ssm.group_count")
+    sound = kernel > 1 and length and heads and inner and groups
+    if sound and architecture not in _UNGROUPED_MIXERS:
+        sound = not (inner % heads or inner % groups or heads % groups)
+    if not sound or (architecture in _TWICE_AS_WIDE and inner != 2 * _count(header, "embedding_length")):
+        _fail(header, f"has impossible mixers: {inner} in {heads} heads and {groups} groups, states of {length}")
+    there = {tensor.name for tensor in header.tensors}
+    convolutions = (name.removesuffix(".weight") for name in there if name.endswith("ssm_conv1d.weight"))
+    if lacking := next((name for name in convolutions if f"{name}.bias" not in there), None):
+        _fail(header, f"lacks {lacking}.bias")
+
+
+def _check_time_mixes(header: Header) -> None:
+    """Of RWKVs, whose heads the library counts by division."""
+    if header.architecture.startswith(("rwkv", "arwkv")):
+        head = _count(header, "wkv.head_size")
+        if not head or _count(header, "embedding_length") % head:
+            _fail(header, f"has impossible heads of {head} elements")
 
 
 def _check_sections(header: Header) -> None:

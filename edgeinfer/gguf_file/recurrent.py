@@ -49,10 +49,11 @@ def attends(header: Header, layer: int) -> bool:
 def activation_elements(header: Header) -> tuple[int, int]:
     """What a pass over such layers holds at a time: elements for each token, and for each sequence.
 
-    Measured on Mamba, Mamba 2, Falcon-H1, Granite 4 and LFM2, whose buffers it exceeds by up to a tenth.
+    Measured on Mamba, Mamba 2, Falcon-H1 and Granite 4, and on delta nets, which take less.
     """
-    inner = _count(header, "ssm.inner_size")
-    channels = _channels(header)
+    inner, channels = _count(header, "ssm.inner_size"), _channels(header)
+    if header.architecture in _INTERVALS:
+        return _count(header, "embedding_length") + 2 * channels + 2 * inner, 0
     projected = inner + channels + _count(header, "ssm.time_step_rank")
     return projected + 3 * channels + inner, _state_elements(header)
 

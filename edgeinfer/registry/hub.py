@@ -33,7 +33,7 @@ _SMALL_FILES = re.compile(
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "tiktoken.model", "vocab.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ def cached(hub_id: HubId) -> Path | None:
 
 
 def _is_complete(folder: Path) -> bool:
-    if all((folder / name).exists() for name in _ADAPTER):
-        return True
+    if (folder / _ADAPTER[0]).exists() and not (folder / "config.json").exists():
+        return (folder / _ADAPTER[1]).exists()
     has_config = (folder / "config.json").exists() and any((folder / name).exists() for name in _TOKENIZERS)
     if not has_config:
         return False

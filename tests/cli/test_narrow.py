@@ -108,7 +108,7 @@ with progress.weights() as advance:
     for _ in range(20):
         advance(10**8, 2 * 10**9)
         time.sleep(0.05)
-with progress.passages() as advance:
+with progress.steps() as advance:
     for done in range(20):
         advance(done, 1000)
         time.sleep(0.05)

@@ -270,7 +270,7 @@ def test_an_adapter_of_a_tied_embedding_is_not_merged(base: Path, tmp_path: Path
     prefix = "base_model.model.model.embed_tokens.lora_embedding_"
     tensors = {f"{prefix}A": np.ones((RANK, 320), np.float32), f"{prefix}B": np.ones((64, RANK), np.float32)}
     adapter = write_adapter(tmp_path / "a", base, tensors)
-    with pytest.raises(UnusableInputError, match="the output matrix of"):
+    with pytest.raises(UnusableInputError, match="which is the output matrix of the model, too"):
         merged(base, tmp_path / "m.gguf", (adapter, 1.0))
 
 

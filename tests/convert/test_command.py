@@ -50,7 +50,7 @@ def test_json_has_the_contract_s_keys(checkpoint: Path, tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert list(document) == [
         "output", "architecture", "type", "bytes", "bits_per_weight", "tensors", "parameters", "fallbacks", "seconds",
-        "peak_rss_bytes", "verified",
+        "peak_rss_bytes", "verified", "tensor_types",
     ]  # fmt: skip
     assert document["output"] == str(tmp_path / "a.gguf")
     assert document["bytes"] == (tmp_path / "a.gguf").stat().st_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,51 @@ def test_delta_nets_that_cannot_be_are_refused(arch: str, changes: dict[str, Any
     check_limits(_header(tmp_path, arch))
     with pytest.raises(UnusableInputError, match="impossible states"):
         check_limits(_header(tmp_path, arch, **changes))
+
+
+MIXERS = {
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 128,
+    "ssm.state_size": 16,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("arch", "change"),
+    [
+        *(("mamba2", {key: 0}) for key in MIXERS),
+        ("mamba", {"ssm.conv_kernel": 1}),
+        ("mamba", {"ssm.time_step_rank": 0}),
+        ("falcon-h1", {"ssm.group_count": 3}),
+        ("granitehybrid", {"ssm.time_step_rank": 9}),
+        ("granitehybrid", {"ssm.inner_size": 256}),
+        ("rwkv7", {"wkv.head_size": 0}),
+        ("rwkv7", {"wkv.head_size": 24}),
+    ],
+    ids=str,
+)
+def test_mixers_that_cannot_be_are_refused(arch: str, change: dict[str, Any], tmp_path: Path) -> None:
+    def header(**changes: Any) -> Header:
+        values = {**MIXERS, "wkv.head_size": 16, **changes}
+        extra = {f"{arch}.{key}": value for key, value in values.items()}
+        return read_header(write_gguf(tmp_path / "a.gguf", arch=arch, extra=extra))
+
+    check_limits(header())
+    with pytest.raises(UnusableInputError, match="impossible"):
+        check_limits(header(**change))
+
+
+def test_a_convolution_without_its_bias_is_refused(tmp_path: Path) -> None:
+    """The library adds it without looking whether it is there."""
+    header = read_header(
+        write_gguf(tmp_path / "a.gguf", arch="mamba2", extra={f"mamba2.{k}": v for k, v in MIXERS.items()})
+    )
+    check_limits(header)
+    convolution = replace(header.tensors[0], name="blk.0.ssm_conv1d.weight")
+    with pytest.raises(UnusableInputError, match=r"lacks blk\.0\.ssm_conv1d\.bias"):
+        check_limits(replace(header, tensors=(*header.tensors, convolution)))
 
 
 def test_attention_in_every_0th_layer_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from adapter_files import write_adapter
 from checkpoints import llama_config, random_tensors, write_checkpoint, write_shards
 from hub_server import COMMIT, Hub
 from huggingface_hub import constants
@@ -57,6 +58,23 @@ def test_only_what_is_needed_is_fetched(hub: Hub, tmp_path: Path) -> None:
     assert metadata.text("general.organization") == "Org"
     assert metadata.text("general.name") == "Tiny"
     assert metadata.text("general.license") == "mit"
+
+
+def test_of_an_adapters_base_only_the_config_is_fetched(hub: Hub, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", Path("org/tiny"), revision="main")
+    assert convert(adapter).architecture == "llama"
+    assert hub.fetched() == {"config.json"}
+
+
+def test_an_adapter_on_the_hub(hub: Hub, repository: Path, tmp_path: Path) -> None:
+    (hub.folder / "config.json").rename(tmp_path / "config.json")
+    (hub.folder / WEIGHTS).unlink()
+    write_adapter(hub.folder, tmp_path)
+    assert convert("org/tiny").output == "tiny-F32.gguf"
+    assert hub.fetched() == {name for name in hub.files() if name.endswith((".json", ".safetensors", ".md"))}
+    hub.requests.clear()
+    plan_conversion("org/tiny")
+    assert hub.requests == []
 
 
 def test_the_bytes_are_those_of_the_local_checkpoint(hub: Hub, repository: Path, tmp_path: Path) -> None:

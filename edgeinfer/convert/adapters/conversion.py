@@ -34,6 +34,8 @@ from edgeinfer.types import Quantizer
 TYPES = ("F32", "F16", "BF16", "Q8_0")
 DEFAULT_TYPE = "F32"
 _OF_MODELS = (
+    "target_size",
+    "target_bpw",
     "tensor_type",
     "output_tensor_type",
     "token_embedding_type",
@@ -70,8 +72,10 @@ class FactorRows:
         raise NotImplementedError
 
 
-def plan_adapter(adapter: PeftAdapter, base: Path, output: Path | None, options: ConvertOptions) -> Planned:
-    """Plan the file; `base` is the directory with the base model's config.
+def plan_adapter(
+    adapter: PeftAdapter, base: Path, output: Path | None, options: ConvertOptions, *, repository: str | None = None
+) -> Planned:
+    """Plan the file; `base` is the directory with the base model's config, `repository` where the adapter is from.
 
     Raises UsageError for options that an adapter has no use for, UnusableInputError for one that does not fit the
     base, or that no file can hold.
@@ -84,7 +88,7 @@ def plan_adapter(adapter: PeftAdapter, base: Path, output: Path | None, options:
     tensors = tuple(
         sorted((t for pair in pairs for t in _tensors(pair, wanted, options)), key=lambda t: file_order(t.name))
     )
-    name = os.path.basename(os.path.abspath(adapter.path)) or "adapter"
+    name = (repository or os.path.abspath(adapter.path)).rpartition("/")[2] or "adapter"
     metadata = {
         "general.architecture": model.architecture.name,
         "general.type": "adapter",
@@ -98,14 +102,14 @@ def plan_adapter(adapter: PeftAdapter, base: Path, output: Path | None, options:
     inputs = adapter.files | {model.config.path}
     plain = re.sub(r"[^\w.-]", "-", name)
     output = output or Path(f"{plain}-{wanted.name}.gguf")
-    return Planned(adapter.path, None, inputs, None, plan, output)
+    return Planned(adapter.path, repository, inputs, None, plan, output)
 
 
 def _wanted(options: ConvertOptions) -> FileType:
     for name in _OF_MODELS:
         if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')} has no effect on an adapter", "drop it")
-    wanted = file_type(options.type or DEFAULT_TYPE)
+    wanted = file_type(DEFAULT_TYPE if options.type is None else options.type)
     if wanted.name not in TYPES:
         raise UsageError(f"an adapter cannot be {wanted.name}", f"choose one of {', '.join(TYPES)}")
     return wanted

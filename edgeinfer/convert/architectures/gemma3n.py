@@ -112,7 +112,7 @@ def tensors(config: Config) -> Iterator[TensorRule]:
     embd, per_layer = config.integer("hidden_size"), config.integer("hidden_size_per_layer_input")
     side = per_layer * n_layers(config)
     yield from embedding_tensors(config)
-    yield _embedding_per_layer(config, side)
+    yield embedding_per_layer(config, side)
     yield tensor("per_layer_model_proj.weight", "model.per_layer_model_projection.weight", (side, embd))
     yield from norm("per_layer_proj_norm", "model.per_layer_projection_norm", per_layer)
     for name, source in (("altup_proj", "altup_projections"), ("altup_unembd_proj", "altup_unembed_projections")):
@@ -122,7 +122,7 @@ def tensors(config: Config) -> Iterator[TensorRule]:
         yield from _layer(config, to, at)
 
 
-def _embedding_per_layer(config: Config, length: int) -> TensorRule:
+def embedding_per_layer(config: Config, length: int) -> TensorRule:
     """Of fewer tokens than there are, as images and sounds have none; those get token 0's, as in transformers."""
     rows, vocab = config.integer("vocab_size_per_layer_input"), config.vocab_size
     if not 0 <= vocab - rows <= _MAX_TOKENS_ELSEWHERE:

@@ -18,12 +18,13 @@ WORDS: dict[str, np.dtype[Any]] = {
 """The bits of packed words, by the type that they are stored as."""
 
 
-def unpack(words: Words, bits: int, first: int, count: int) -> Words:
+def unpack(words: Words, bits: int, first: int, count: int, word_bits: int = 0) -> Words:
     """Numbers `[first, first + count)` of each row of `words`, which begins with number 0.
 
-    Number `i` has the bits `[i × bits, (i + 1) × bits)` of the row, the lowest first, across the words' borders.
+    Number `i` has the bits `[i × bits, (i + 1) × bits)` of the row, the lowest first, across the words' borders. Only
+    the lowest `word_bits` bits of a word count, if that is stated.
     """
-    word_bits = 8 * words.itemsize
+    word_bits = word_bits or 8 * words.itemsize
     word, shift = np.divmod(np.arange(first, first + count) * bits, word_bits)
     values = extract(words, word, shift, bits)
     across = shift + bits > word_bits
@@ -41,6 +42,14 @@ def extract(words: Words, word: NDArray[Any], shift: NDArray[Any], bits: int) ->
     return values
 
 
-def n_words(count: int, bits: int, word_bits: int = 32) -> int:
+def words_with(first: int, count: int, bits: int, word_bits: int) -> tuple[int, int, int]:
+    """The words `[begin, end)` with numbers `[first, first + count)` of a row, and which number `begin` begins with."""
+    begin = first * bits // word_bits
+    while begin * word_bits % bits:  # a word that begins with the rest of a number
+        begin -= 1
+    return begin, n_words(first + count, bits, word_bits), begin * word_bits // bits
+
+
+def n_words(count: int, bits: int, word_bits: int) -> int:
     """Words that `count` numbers take."""
     return -(-count * bits // word_bits)

@@ -28,7 +28,7 @@ from edgeinfer.convert.encodings.base import (
     numbers,
     with_decoded,
 )
-from edgeinfer.convert.encodings.bits import WORDS, n_words, unpack
+from edgeinfer.convert.encodings.bits import WORDS, n_words, unpack, words_with
 from edgeinfer.convert.encodings.grid import by_block
 from edgeinfer.convert.reader import broken
 from edgeinfer.errors import UnusableInputError
@@ -74,14 +74,9 @@ class Gptq(OnlyFloats):
     def _zeros(self, reader: Reader, row0: int, n_rows: int) -> Floats:
         """Shape `(n_rows, groups)`."""
         word = WORDS[self.zeros.dtype]
-        word_bits = 8 * word.itemsize
-        first, skipped = divmod(row0 * self.bits, word_bits)
-        # Rows begin at a number's border only where that is a word's border too.
-        while skipped % self.bits:
-            first, skipped = first - 1, skipped + word_bits
-        end = -(-(row0 + n_rows) * self.bits // word_bits)
-        raw = reader.columns(self.zeros, first * word.itemsize, (end - first) * word.itemsize)
-        zeros = unpack(raw.view(word), self.bits, skipped // self.bits, n_rows)
+        begin, end, first = words_with(row0, n_rows, self.bits, 8 * word.itemsize)
+        raw = reader.columns(self.zeros, begin * word.itemsize, (end - begin) * word.itemsize)
+        zeros = unpack(raw.view(word), self.bits, row0 - first, n_rows)
         return zeros.T.astype(np.float32) + np.float32(self.zero_offset)
 
     def _scales(self, reader: Reader, row0: int, n_rows: int) -> Floats:

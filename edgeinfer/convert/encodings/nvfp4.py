@@ -9,16 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgeinfer.convert.checkpoint import Reader, TensorSpec
 from edgeinfer.convert.encodings.base import FLOATS, Floats, OnlyFloats, check, check_matrix, misfit, numbers
 from edgeinfer.convert.encodings.mxfp4 import unpack
+from edgeinfer.convert.reader import broken
+from edgeinfer.ggml_types import GGMLType
 
 BLOCK_LENGTH = 16
+MAX_SCALE = 0x7E
+"""What follows is NaN and what is negative, neither of which ggml's blocks have."""
 
 
 @dataclass(frozen=True, slots=True)
-class Nvfp4(OnlyFloats):
+class Nvfp4:
     """`numbers * scales * factor`, or divided by it."""
 
     packed: TensorSpec
@@ -33,6 +38,30 @@ class Nvfp4(OnlyFloats):
         """The packed numbers, their scales and the tensor's number."""
         return (self.packed, self.scales, *((self.factor,) if self.factor else ()))
 
+    @property
+    def type(self) -> GGMLType:
+        """The same format, where its larger blocks fit; the factor then stands beside it (convert.kept_nvfp4)."""
+        n_blocks = self.scales.shape[-1]
+        return GGMLType.F32 if n_blocks * BLOCK_LENGTH % GGMLType.NVFP4.block_length else GGMLType.NVFP4
+
+    def repack(self, reader: Reader, row0: int, n_rows: int) -> NDArray[np.uint8]:
+        """See checkpoint.Encoding; without the factor."""
+        n_blocks = self.scales.shape[-1]
+        scales = reader.read(self.scales, row0 * n_blocks, n_rows * n_blocks).reshape(n_rows, -1, 4)
+        if int(scales.max()) > MAX_SCALE:
+            row = int((scales > MAX_SCALE).any(axis=(1, 2)).argmax())
+            raise broken(self.scales, f"a scale that is negative or NaN in row {row0 + row}")
+        nbytes = BLOCK_LENGTH // 2
+        blocks = reader.read(self.packed, row0 * n_blocks * nbytes, n_rows * n_blocks * nbytes)
+        first, second = np.split(blocks.reshape(*scales.shape, nbytes), 2, axis=-1)
+        out = np.empty((*scales.shape[:2], GGMLType.NVFP4.block_nbytes), np.uint8)
+        out[..., :4] = scales
+        halves = out[..., 4:].reshape(*scales.shape, nbytes)
+        halves[..., 0::2] = first & 0x0F | second << 4
+        halves[..., 1::2] = first >> 4 | second & 0xF0
+        out[..., 4:] = halves.reshape(*scales.shape[:2], -1)
+        return out.reshape(n_rows, -1)
+
     def dequantize(self, reader: Reader, row0: int, out: Floats) -> None:
         """See checkpoint.Encoding."""
         n_rows, length = out.shape
@@ -40,12 +69,32 @@ class Nvfp4(OnlyFloats):
         unpack(reader.read(self.packed, row0 * length // 2, n_rows * length // 2).reshape(n_rows, -1), out)
         scales = numbers("F8_E4M3", reader.read(self.scales, row0 * n_blocks, n_rows * n_blocks)).reshape(n_rows, -1)
         if self.factor:
-            factors = numbers(self.factor.dtype, reader.read(self.factor, 0, self.factor.nbytes))
+            factors = numbers(self.factor.dtype, reader.read(self.factor, 0, self.factor.nbytes)).reshape(-1)
             if self.factor.n_elements > 1:
-                factors = factors.reshape(-1)[np.arange(row0, row0 + n_rows) // self.matrix_rows, None]
+                factors = factors[np.arange(row0, row0 + n_rows) // self.matrix_rows, None]
             scales = scales / factors if self.is_divisor else scales * factors
         blocks = out.reshape(n_rows, n_blocks, BLOCK_LENGTH)
         blocks *= scales[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class Factors(OnlyFloats):
+    """The numbers for whole tensors alone, to multiply by: a column."""
+
+    spec: TensorSpec
+    is_divisor: bool
+
+    @property
+    def stored(self) -> tuple[TensorSpec, ...]:
+        """Them."""
+        return (self.spec,)
+
+    def dequantize(self, reader: Reader, row0: int, out: Floats) -> None:
+        """See checkpoint.Encoding."""
+        factors = numbers(self.spec.dtype, reader.read(self.spec, 0, self.spec.nbytes)).reshape(-1, 1)
+        np.copyto(out, factors[row0 : row0 + len(out)])
+        if self.is_divisor:
+            np.reciprocal(out, out=out)
 
 
 def decode(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgeinfer.convert.checkpoint import Reader, TensorSpec
 from edgeinfer.convert.encodings.base import FLOATS, Floats, OnlyFloats, Parts, check, check_matrix, contents, misfit
-from edgeinfer.convert.encodings.bits import Words, extract, n_words, unpack
+from edgeinfer.convert.encodings.bits import n_words, unpack, words_with
 from edgeinfer.convert.encodings.grid import Grid, fit
 from edgeinfer.convert.reader import broken
 
@@ -32,7 +32,8 @@ class Packed(OnlyFloats):
     """Which of its row's scales each column has; None where they take turns evenly."""
     grid: Grid
     bits: int
-    has_gaps: bool
+    word_bits: int
+    """Bits of a word that are in use."""
 
     @property
     def stored(self) -> tuple[TensorSpec, ...]:
@@ -44,7 +45,7 @@ class Packed(OnlyFloats):
         n_rows, length = out.shape
         row_nbytes = self.codes.row_nbytes(self.codes.shape[-1])
         words = reader.read(self.codes, row0 * row_nbytes, n_rows * row_nbytes).view("<u4").reshape(n_rows, -1)
-        np.copyto(out, self._unpack(words, 0, length))
+        np.copyto(out, unpack(words, self.bits, 0, length, self.word_bits))
         groups = self._groups(reader)
         if self.zeros is None:
             out -= 1 << (self.bits - 1)
@@ -59,19 +60,16 @@ class Packed(OnlyFloats):
         else:
             operation(out, np.take(values, groups, axis=1), out=out)
 
-    def _unpack(self, words: Words, first: int, count: int) -> Words:
-        if not self.has_gaps:
-            return unpack(words, self.bits, first, count)
-        word, at = np.divmod(np.arange(first, first + count), _WORD_BITS // self.bits)
-        return extract(words, word, at * self.bits, self.bits)
-
     def _zeros(self, reader: Reader, zeros: TensorSpec, row0: int, n_rows: int) -> Floats:
         """Shape `(n_rows, columns of the grid)`."""
         if zeros.dtype == "I8":
             # Stored as they are, where the codes have been moved to begin at zero.
             return self.grid.read(reader, zeros, "I8", row0, n_rows) + np.float32(1 << (self.bits - 1))
-        words = reader.read(zeros, 0, zeros.nbytes).view("<u4").reshape(-1, self.grid.columns)
-        return self._unpack(words.T, row0, n_rows).T.astype(np.float32)
+        begin, end, first = words_with(row0, n_rows, self.bits, self.word_bits)
+        row_nbytes = 4 * self.grid.columns
+        raw = reader.read(zeros, begin * row_nbytes, (end - begin) * row_nbytes)
+        words = raw.view("<u4").reshape(-1, self.grid.columns)
+        return unpack(words.T, self.bits, row0 - first, n_rows, self.word_bits).T.astype(np.float32)
 
     def _groups(self, reader: Reader) -> NDArray[np.int32] | None:
         if self.groups is None:
@@ -95,25 +93,21 @@ def decode(parts: Parts, sizes: Sequence[int]) -> tuple[tuple[int, int], Packed]
     check_matrix(codes)
     check(scales, FLOATS)
     shape = n_rows, length = _logical_shape(codes, parts.get(".weight_shape"))
-    found = next(
-        ((b, gaps) for b in sizes for gaps in (False, True) if _n_words(length, b, gaps) == codes.shape[1]), None
-    )
+    # Without gaps first, which is how it is written today.
+    packings = [(bits, word_bits) for bits in sizes for word_bits in (_WORD_BITS, _WORD_BITS // bits * bits)]
+    found = next((p for p in packings if n_words(length, *p) == codes.shape[1]), None)
     if found is None or len(codes.shape) > 2 or n_rows != codes.shape[0]:
         bits = " or ".join(map(str, sizes)) or "unknown"
         raise misfit(codes, f"has the shape {list(codes.shape)}, which is not {n_rows} x {length} at {bits} bits")
-    n_bits, has_gaps = found
+    n_bits, word_bits = found
     grid = fit(shape, scales)
     if groups:
         check(groups, ["I32"], (length,))
     if zeros and zeros.dtype == "I8":
         check(zeros, ["I8"], scales.shape)
     elif zeros:
-        check(zeros, ["I32"], (_n_words(n_rows, n_bits, has_gaps), grid.columns))
-    return shape, Packed(codes, scales, zeros, groups, grid, n_bits, has_gaps)
-
-
-def _n_words(count: int, bits: int, has_gaps: bool) -> int:
-    return -(-count // (_WORD_BITS // bits)) if has_gaps else n_words(count, bits)
+        check(zeros, ["I32"], (n_words(n_rows, n_bits, word_bits), grid.columns))
+    return shape, Packed(codes, scales, zeros, groups, grid, n_bits, word_bits)
 
 
 def _logical_shape(codes: TensorSpec, stored: TensorSpec | None) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """From a checkpoint's tokenizer files to GGUF's vocabulary.
 
 `tokenizer.json` is read with the `tokenizers` library itself, never through transformers, whose wrapper changes
-what some tokenizers do; a tekken.json or a tokenizer.model that stands alone is retold as one. The file's own rules
-decide which of llama.cpp's tokenizers can stand in for it.
+what some tokenizers do; a tekken.json, tiktoken.model or tokenizer.model that stands alone is retold as one. The file's
+own rules decide which of llama.cpp's tokenizers can stand in for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from edgeinfer.convert.tokenizer import tekken
 from edgeinfer.convert.tokenizer.added import with_added_tokens
 from edgeinfer.convert.tokenizer.bpe import bpe_vocabulary
 from edgeinfer.convert.tokenizer.pre_tokenizer import known_by_hash, name_pre_tokenizer, names_by_rules
-from edgeinfer.convert.tokenizer.sentencepiece import is_sentencepiece_like, sentencepiece_vocabulary
+from edgeinfer.convert.tokenizer.sentencepiece import (
+    gemma4_vocabulary,
+    is_sentencepiece_like,
+    sentencepiece_vocabulary,
+)
 from edgeinfer.convert.tokenizer.sentencepiece_model import (
     SentencePieceModel,
     read_sentencepiece_model,
@@ -28,6 +32,7 @@ from edgeinfer.convert.tokenizer.sentencepiece_model import (
 )
 from edgeinfer.convert.tokenizer.special import begin_token, end_tokens, lost_ends, special_metadata
 from edgeinfer.convert.tokenizer.templates import template_metadata
+from edgeinfer.convert.tokenizer.tiktoken import tokenizer_of_tiktoken
 from edgeinfer.convert.tokenizer.unigram import unigram_vocabulary
 from edgeinfer.convert.tokenizer.vocabulary import without_unembedded
 from edgeinfer.convert.tokenizer.wordpiece import wordpiece_vocabulary
@@ -132,12 +137,15 @@ def _read(directory: Path) -> _Files:
     path = directory / "tekken.json"
     if os.path.lexists(path):
         return _Files(path, tekken.tokenizer_of_tekken(path), {**tekken.SETTINGS, **settings})
+    path = directory / "tiktoken.model"
+    if os.path.lexists(path):
+        return _Files(path, tokenizer_of_tiktoken(path, settings), settings)
     path = directory / "tokenizer.model"
     if os.path.lexists(path):
         model = read_sentencepiece_model(path)
         return _Files(path, with_added_tokens(directory, tokenizer_of_model(model), settings), settings, model)
     raise UnusableInputError(
-        f"{directory}: has neither tokenizer.json nor tekken.json nor tokenizer.model",
+        f"{directory}: has neither tokenizer.json nor tekken.json, tiktoken.model or tokenizer.model",
         "save it with transformers' AutoTokenizer.from_pretrained(…).save_pretrained(…)",
     )
 
@@ -150,6 +158,8 @@ def _vocabulary(config: Config, files: _Files, original: tokenizers.Tokenizer, p
         return bpe_vocabulary(path, document, settings, config.vocab_size, name)
     if pre is not None:
         raise UsageError(f"--pre has no effect: {path} is not a byte-level BPE tokenizer", "drop it")
+    if files.kind == "BPE" and config.hf_class.startswith("Gemma4"):
+        return gemma4_vocabulary(path, document, config.vocab_size)
     if files.kind == "BPE":
         return sentencepiece_vocabulary(path, document, settings, config.vocab_size, files.model)
     if files.kind == "Unigram":

@@ -46,6 +46,13 @@ _DEEPSEEK_V3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^{nl}\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     r"| ?[\p{P}\p{S}]+[{nl}]*|\s*[{nl}]+|\s+(?!\S)|\s+",
 )
+_UPPER_NOT_HAN, _LOWER_NOT_HAN = (f"{kind[:-1]}&&[^\\p{{Han}}]]" for kind in (_UPPER, _LOWER))
+KIMI = (
+    r"[\p{Han}]+"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER_NOT_HAN}*{_LOWER_NOT_HAN}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER_NOT_HAN}+{_LOWER_NOT_HAN}*{_CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}|{_SYMBOLS_AND_SPACE}"
+)
 
 # The steps -> llama.cpp's names for them. The first name is the one for a tokenizer whose hash is not known.
 _NAMES_BY_RULES: dict[tuple[str, ...], tuple[str, ...]] = {
@@ -66,13 +73,14 @@ _NAMES_BY_RULES: dict[tuple[str, ...], tuple[str, ...]] = {
     (_QWEN35, "bytes"): ("qwen35",),
     _FALCON: ("falcon",),
     (_TEKKEN, "bytes"): ("tekken",),
+    (KIMI, "bytes"): ("kimi-k2",),
     (_GPT4O, "bytes"): ("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"),
     (*(rule.replace("{nl}", "\r\n") for rule in _DEEPSEEK_V3), "bytes"): (
         *("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"),
     ),
 }
 # A vocabulary's own words before any merge: of no consequence where merges lead to every word.
-_ALSO_WITH_WHOLE_WORDS_FIRST = (_TEKKEN, _GPT4O, _QWEN2, _QWEN35)
+_ALSO_WITH_WHOLE_WORDS_FIRST = (_TEKKEN, _GPT4O, _QWEN2, _QWEN35, KIMI)
 
 
 def name_pre_tokenizer(path: Path, parsed: dict[str, Any], original: tokenizers.Tokenizer, begin_token: str) -> str:

@@ -18,6 +18,9 @@ from edgeinfer.convert.tokenizer.vocabulary import TokenType, merge_pairs, token
 from edgeinfer.errors import UnusableInputError
 
 _BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+_GEMMA4_VISIBLE = frozenset((
+    "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>',
+))  # fmt: skip
 _ADDED_SCORE = -1000.0
 _HOLE_SCORE = -10000.0
 
@@ -38,6 +41,38 @@ def sentencepiece_vocabulary(
 
     Raises UnusableInputError.
     """
+    texts, types = _table(path, parsed, vocab_size)
+    scores = _rebuilt_scores(path, parsed, types) if model is None else _scores_of(path, model, texts, types)
+    return {
+        "tokenizer.ggml.add_space_prefix": _adds_space_prefix(parsed, settings),
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": np.array(types, dtype=np.int32),
+    }
+
+
+def gemma4_vocabulary(path: Path, parsed: dict[str, Any], vocab_size: int) -> dict[str, Any]:
+    """The same for Gemma 4, for which llama.cpp has a tokenizer that merges by rank. Raises UnusableInputError.
+
+    What stands around thoughts and calls of tools is visible, for those who take answers apart.
+    """
+    texts, types = _table(path, parsed, vocab_size)
+    for token, text in enumerate(texts):
+        if types[token] == TokenType.CONTROL and text in _GEMMA4_VISIBLE:
+            types[token] = TokenType.USER_DEFINED
+    return {
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.token_type": np.array(types, dtype=np.int32),
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in merge_pairs(path, parsed)],
+    }
+
+
+def _table(path: Path, parsed: dict[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
+    """Texts and types of all tokens, those for bytes and for the unknown too."""
     texts, types = token_table(path, _without_zero(parsed), vocab_size)
     missing = _BYTES.difference(texts)
     if missing:
@@ -52,15 +87,7 @@ def sentencepiece_vocabulary(
     unknown = parsed["model"]["vocab"].get(parsed["model"].get("unk_token") or "")
     if unknown is not None:
         types[unknown] = TokenType.UNKNOWN
-    scores = _rebuilt_scores(path, parsed, types) if model is None else _scores_of(path, model, texts, types)
-    return {
-        "tokenizer.ggml.add_space_prefix": _adds_space_prefix(parsed, settings),
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.pre": "default",
-        "tokenizer.ggml.tokens": texts,
-        "tokenizer.ggml.scores": scores,
-        "tokenizer.ggml.token_type": np.array(types, dtype=np.int32),
-    }
+    return texts, types
 
 
 def _without_zero(parsed: dict[str, Any]) -> dict[str, Any]:

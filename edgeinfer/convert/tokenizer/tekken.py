@@ -69,7 +69,7 @@ def tokenizer_of_tekken(path: Path) -> dict[str, Any]:
                 **{text: token for token, text in enumerate(special)},
                 **{text: n_special + ranks[data] for data, text in texts.items()},
             },
-            "merges": [[texts[left], texts[right]] for left, right in _merges(texts, ranks)],
+            "merges": [[texts[left], texts[right]] for left, right in merges(texts, ranks)],
         },
     }
 
@@ -87,7 +87,7 @@ def _ranks(entries: Any, n_tokens: int) -> dict[bytes, int]:
     return ranks
 
 
-def _merges(tokens: Mapping[bytes, str], ranks: dict[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
+def merges(tokens: Mapping[bytes, str], ranks: dict[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
     """Every way to put a token together from two, in the order of the tokens."""
     for token in tokens:
         splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
