@@ -124,7 +124,9 @@ def _item(tensor: TensorPlan, offered: Sequence[GGMLType], plan: ConvertPlan, op
         if tensor.shape[0] % t.block_length == 0
         and (tensor.importance is not None or not requires_imatrix(tensor.name, t, plan.file_type))
     ]
-    return _Item(tensor, tuple(dict.fromkeys((*types, own))))
+    # NVFP4 has a factor beside it, for which only a plan that asks for the type has a place (kept_nvfp4).
+    kept = [] if own is GGMLType.NVFP4 and tensor.parts[0].spec.encoding else [own]
+    return _Item(tensor, tuple(dict.fromkeys((*types, *kept))))
 
 
 def _losses(plan: ConvertPlan, items: Sequence[_Item], measure: Measure) -> list[Errors]:
