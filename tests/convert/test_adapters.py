@@ -120,6 +120,7 @@ def test_the_output_is_named_after_the_directory(base: Path, tmp_path: Path, mon
         ({"type": "Q4_K_M"}, "an adapter cannot be Q4_K_M"),
         ({"type": "Q8_0", "fallback": False}, "don't divide"),
         ({"pure": True}, "--pure has no effect"),
+        ({"target_bpw": 5.0}, "--target-bpw has no effect"),
         ({"tensor_type": (("x", "F16"),)}, "--tensor-type has no effect"),
         ({"split_max_size": 1000}, "--split-max-size has no effect"),
         ({"pre": "llama-bpe"}, "--pre has no effect"),
@@ -270,7 +271,7 @@ def test_an_adapter_of_a_tied_embedding_is_not_merged(base: Path, tmp_path: Path
     prefix = "base_model.model.model.embed_tokens.lora_embedding_"
     tensors = {f"{prefix}A": np.ones((RANK, 320), np.float32), f"{prefix}B": np.ones((64, RANK), np.float32)}
     adapter = write_adapter(tmp_path / "a", base, tensors)
-    with pytest.raises(UnusableInputError, match="the output matrix of"):
+    with pytest.raises(UnusableInputError, match="which is the output matrix of the model, too"):
         merged(base, tmp_path / "m.gguf", (adapter, 1.0))
 
 
