@@ -19,6 +19,7 @@ from edgeinfer.native.devices import default_threads
 from edgeinfer.native.library import llama
 from edgeinfer.native.model import NativeModel
 from edgeinfer.native.state import RangeState
+from edgeinfer.native.yarn import yarn_bounds
 from edgeinfer.options import DEFAULT_CTX_SIZE, RuntimeOptions
 from edgeinfer.types import Capabilities, KVOp, Logits, Refusal, Row
 
@@ -105,6 +106,8 @@ class NativeBackend:
         params.flash_attn_type = _FLASH_ATTN[options.flash_attn]
         params.type_k = GGMLType[options.type_k.upper()]
         params.type_v = GGMLType[options.type_v.upper()]
+        for name, bound in yarn_bounds(self._model.handle).items():
+            setattr(params, name, bound)
         params.kv_unified = True
         params.no_perf = True
         if self._observer is not None:
