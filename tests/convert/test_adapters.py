@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from adapter_files import DOWN, RANK, Q, adapter_tensors, pair, write_adapter
 from checkpoints import change_json, llama_config, random_tensors, write_checkpoint, write_safetensors
+from encoded_checkpoint import make_encoded
 from numpy.typing import NDArray
 
 from edgeinfer.api.convert import convert, plan_conversion
@@ -258,6 +259,18 @@ def test_merging_adds_to_the_weights_before_anything_else(base: Path, tmp_path: 
     np.testing.assert_array_equal(half["token_embd.weight"], plain["token_embd.weight"])
     twice = merged(base, tmp_path / "t.gguf", (adapter, 0.75), (adapter, -0.25))
     np.testing.assert_allclose(twice["blk.0.attn_q.weight"], wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("encoding", ["fp8-block", "gptq4-order"])
+def test_a_quantized_source_is_merged_into_as_well(encoding: str, tmp_path: Path) -> None:
+    quantized = make_encoded(encoding, tmp_path)
+    plain = merged(quantized, tmp_path / "p.gguf")
+    rows, columns = plain["blk.0.ffn_up.weight"].shape
+    tensors = pair(up := "model.layers.0.mlp.up_proj", RANK, rows, columns)
+    adapter = write_adapter(tmp_path / "a", quantized, tensors)
+    found = merged(quantized, tmp_path / "m.gguf", (adapter, 1.0))
+    wanted = plain["blk.0.ffn_up.weight"] + 2 * product(tensors, up)
+    np.testing.assert_allclose(found["blk.0.ffn_up.weight"], wanted, rtol=0, atol=1e-5)
 
 
 def test_a_scale_of_0_is_no_adapter(base: Path, tmp_path: Path) -> None:
