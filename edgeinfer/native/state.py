@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,11 @@ _MAGIC = 0xAF143CD8
 _HEAD = struct.Struct("=Ii")  # magic, sequence
 _CACHE = struct.Struct("=II")  # streams, cells
 _CELL = np.dtype([("position", np.int32), ("n_sequences", np.uint32), ("sequence", np.int32)])
+# Of a model whose rope has positions of several kinds: those of an image's height and width, and the token.
+_PLACED_CELL = np.dtype(
+    [("position", np.int32), ("n_sequences", np.uint32), ("place", np.int32, 3), ("sequence", np.int32)]
+)
+_PLACED = (llama.LLAMA_ROPE_TYPE_MROPE, llama.LLAMA_ROPE_TYPE_IMROPE)
 _LAYERS = struct.Struct("=II")  # whether V is transposed, layers
 _ROWS = struct.Struct("=iQ")  # type, bytes of a cell's row
 _COLUMNS = struct.Struct("=iII")  # type, bytes of an element, elements of a cell: V transposed
@@ -34,6 +40,8 @@ class RangeState:
 
     def __init__(self, context: int, memory: int, spare: int, window: int | None) -> None:
         self._context = context
+        rope_type = llama.llama_model_rope_type(llama.llama_get_model(context))
+        self._cell = _PLACED_CELL if rope_type in _PLACED else _CELL
         self._memory = memory
         self._spare = spare
         self._window = window
@@ -48,7 +56,7 @@ class RangeState:
         parts: list[bytes | memoryview] = []
         for start, end in self._pieces(p0, p1):
             piece = self._save_piece(seq, start, end)
-            if not _is_whole(piece, start, end):
+            if not _is_whole(piece, start, end, self._cell):
                 return None
             parts += [_SIZE.pack(len(piece)), piece]
         return b"".join(parts)
@@ -116,31 +124,31 @@ class RangeState:
             (size,) = _SIZE.unpack_from(view, offset)
             offset += _SIZE.size + size
             piece = view[offset - size : offset]
-            if len(piece) != size or not _is_whole(piece, start, end):
+            if len(piece) != size or not _is_whole(piece, start, end, self._cell):
                 return []
             pieces.append((start, end, piece))
         return pieces if offset == len(view) else []
 
 
-def _is_whole(piece: memoryview, p0: int, p1: int) -> bool:
+def _is_whole(piece: memoryview, p0: int, p1: int, cell: np.dtype[Any]) -> bool:
     """Whether each KV cache in what the library saved has every cell of `[p0, p1)`, once, and nothing else follows."""
     try:
         magic, _ = _HEAD.unpack_from(piece)
         offset = _HEAD.size
         while offset < len(piece):
-            offset = _end_of_cache(piece, offset, p0, p1)
+            offset = _end_of_cache(piece, offset, p0, p1, cell)
     except (ValueError, OverflowError, struct.error):
         return False
     return magic == _MAGIC and offset == len(piece) > _HEAD.size
 
 
-def _end_of_cache(piece: memoryview, offset: int, p0: int, p1: int) -> int:
+def _end_of_cache(piece: memoryview, offset: int, p0: int, p1: int, cell: np.dtype[Any]) -> int:
     """Where the cache that begins at `offset` ends; ValueError, OverflowError, struct.error for another layout."""
     n_streams, n_cells = _CACHE.unpack_from(piece, offset)
     if (n_streams, n_cells) != (1, p1 - p0):
         raise ValueError("not the cells of this range")
     offset += _CACHE.size
-    cells = np.frombuffer(piece, _CELL, n_cells, offset)
+    cells = np.frombuffer(piece, cell, n_cells, offset)
     if (cells["n_sequences"] != 1).any() or (np.sort(cells["position"]) != np.arange(p0, p1)).any():
         raise ValueError("not the positions of this range")
     offset += cells.nbytes

@@ -120,6 +120,7 @@ def test_the_output_is_named_after_the_directory(base: Path, tmp_path: Path, mon
         ({"type": "Q4_K_M"}, "an adapter cannot be Q4_K_M"),
         ({"type": "Q8_0", "fallback": False}, "don't divide"),
         ({"pure": True}, "--pure has no effect"),
+        ({"target_bpw": 5.0}, "--target-bpw has no effect"),
         ({"tensor_type": (("x", "F16"),)}, "--tensor-type has no effect"),
         ({"split_max_size": 1000}, "--split-max-size has no effect"),
         ({"pre": "llama-bpe"}, "--pre has no effect"),
