@@ -139,7 +139,9 @@ def _type_table(intermediate: Path, file_type: FileType) -> str | None:
     log = _quantize(intermediate, intermediate.with_suffix(".none"), file_type, dry_run=True)
     if "require an imatrix" in log:
         return None
-    return type_table((name, (new or old).upper()) for name, old, new in _TENSOR_LINE.findall(log))
+    # What is never quantized stays BF16 there; a script that is asked for a type of floats writes it in that one.
+    kept = {"bf16": file_type.name} if file_type.name in ("F16", "F32") else {}
+    return type_table((name, (new or kept.get(old, old)).upper()) for name, old, new in _TENSOR_LINE.findall(log))
 
 
 def type_table(types: Iterable[tuple[str, str]]) -> str:

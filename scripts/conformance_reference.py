@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import rwkv7_reference
 import torch
 from llama_twins import llama_twin
 
@@ -39,6 +40,7 @@ def convert(script: Path, pairs: list[list[str]], outtype: str) -> None:
     def with_plain_vocabulary(*arguments: Any, **options: Any) -> Any:
         model_class = get_model_class(*arguments, **options)
         model_class.set_vocab = lambda self: self._set_vocab_gpt2()
+        model_class.lerp_weights = {}  # RWKV's, which otherwise keep what the model before had
         model_class._is_tokenizer_xlmroberta = lambda self: False
         if model_class not in repaired:
             repaired.append(model_class)
@@ -92,6 +94,8 @@ def logits(checkpoint: str, tokens: list[int]) -> Any:
         with torch.inference_mode():
             return twin.eval()(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
     class_name = json.loads((Path(checkpoint) / "config.json").read_text("utf-8"))["architectures"][0]
+    if class_name == "RWKV7ForCausalLM":
+        return rwkv7_reference.logits(checkpoint, tokens)
     if not hasattr(transformers, class_name):
         return np.empty((0, 0), np.float32)
     model, report = getattr(transformers, class_name).from_pretrained(

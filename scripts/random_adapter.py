@@ -27,6 +27,7 @@ from edgeinfer.convert.adapters.row_order import is_transposed
 from edgeinfer.convert.architectures import lookup
 from edgeinfer.convert.architectures.base import TensorRule
 from edgeinfer.convert.config import Config
+from edgeinfer.convert.text_model import text_config
 
 _LEAST_EXPONENT = -6  # the weights are from 2^-6 to 2^-2, so that what is added weighs as much as the model's own
 
@@ -92,7 +93,7 @@ def _modules(model: TinyModel, checkpoint: Path) -> Iterator[tuple[str, tuple[in
     config = Config(checkpoint / "config.json", json.loads((checkpoint / "config.json").read_text("utf-8")))
     architecture = lookup(config)
     seen = set()
-    for rule in architecture.tensors(config.text_model().with_defaults(architecture.defaults)):
+    for rule in architecture.tensors(text_config(config, architecture)):
         for part in rule.parts if isinstance(rule, TensorRule) and not rule.optional else ():
             if len(part.shape) != 2 or part.source in seen:
                 continue

@@ -43,6 +43,7 @@ others they are far off (Gemma 3, Granite) or cost the process (Gemma 2, StarCod
 _LLAMA_EXPERTS, _ROPE_FACTORS = "llama.expert_count", "rope_freqs.weight"
 _OTHER_TYPES = frozenset(t for t in GGMLType if t > GGMLType.BF16)
 """Newer ones, that the fork does not know, knows by another number, or was not compared with."""
+_YARN_BOUNDS = ("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow")
 MAX_DIVERGENCE = 0.05
 """Between the two libraries' answers, in nats: kernels that round otherwise make a tenth of it, a wrong one a hundred
 times as much."""
@@ -153,6 +154,7 @@ def _cannot(header: Header, options: RuntimeOptions, plan: Plan, adapters: Seque
         (f"as a {header.architecture} model", header.architecture not in ARCHITECTURES),
         ("with experts of this kind", header.metadata.count(_LLAMA_EXPERTS) > 0),
         ("with factors for its positions", any(tensor.name == _ROPE_FACTORS for tensor in tensors)),
+        ("with bounds of yarn", any(f"{header.architecture}.{key}" in header.metadata for key in _YARN_BOUNDS)),
         ("with adapters", bool(adapters)),
         ("with a draft of its own layers", options.draft == "layers"),
         ("with layers on a GPU", plan.placement.gpu_layers > 0),

@@ -77,7 +77,8 @@ _NEVER_QUANTIZED = (
 
 _EITHER_PRECISION = (
     "altup_proj.weight", "altup_unembd_proj.weight", "altup_router.weight", "laurel_l.weight", "laurel_r.weight",
-    "per_layer_model_proj.weight",
+    "per_layer_model_proj.weight", "time_mix_a1.weight", "time_mix_a2.weight", "time_mix_v1.weight",
+    "time_mix_v2.weight", "time_mix_g1.weight", "time_mix_g2.weight",
 )  # fmt: skip
 
 

@@ -99,7 +99,9 @@ def _items(plan: ConvertPlan, options: ConvertOptions, budget_nbytes: int) -> li
     free = [
         tensor
         for tensor in plan.tensors
-        if may_quantize(tensor.name, tensor.shape) and not is_decided(overrides, tensor.name, is_tied=_is_tied(plan))
+        if tensor.parts
+        and may_quantize(tensor.name, tensor.shape)
+        and not is_decided(overrides, tensor.name, is_tied=_is_tied(plan))
     ]
     fast = [_item(tensor, FAST_TYPES, plan, options) for tensor in free]
     others_nbytes = plan.tensor_nbytes - sum(t.nbytes for t in free)
@@ -124,7 +126,9 @@ def _item(tensor: TensorPlan, offered: Sequence[GGMLType], plan: ConvertPlan, op
         if tensor.shape[0] % t.block_length == 0
         and (tensor.importance is not None or not requires_imatrix(tensor.name, t, plan.file_type))
     ]
-    return _Item(tensor, tuple(dict.fromkeys((*types, own))))
+    # NVFP4 has a factor beside it, for which only a plan that asks for the type has a place (kept_nvfp4).
+    kept = [] if own is GGMLType.NVFP4 and tensor.parts[0].spec.encoding else [own]
+    return _Item(tensor, tuple(dict.fromkeys((*types, *kept))))
 
 
 def _losses(plan: ConvertPlan, items: Sequence[_Item], measure: Measure) -> list[Errors]:
@@ -133,7 +137,8 @@ def _losses(plan: ConvertPlan, items: Sequence[_Item], measure: Measure) -> list
     measured = measure([(item.tensor, [t for t in item.types if t is not item.own]) for item in items])
     losses = []
     for item, errors in zip(items, measured, strict=True):
-        factor = sensitivity(item.tensor.name, n_layers, is_tied=_is_tied(plan))
+        is_weighted = item.tensor.importance is not None
+        factor = sensitivity(item.tensor.name, n_layers, is_tied=_is_tied(plan), is_weighted=is_weighted)
         losses.append({item.own: 0.0} | {t: factor * error for t, error in errors.items()})
     return losses
 

@@ -24,6 +24,8 @@ ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # Numbers that are no weights, and the two types that activations have.
 _NO_KERNELS = {GGMLType[name] for name in ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")}
 _GEMMA3N_CACHES = 20
+_WINDOW_PERIODS = {"gemma-embedding": 6, "modern-bert": 3}
+"""Every how many layers one has no window, where the file does not say."""
 _DENSE = ("dense_2", "dense_3")
 _MIXERS = ("mamba", "mamba2", "jamba", "falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe", "plamo2")
 _UNGROUPED_MIXERS = ("mamba", "jamba", "plamo2")
@@ -54,6 +56,8 @@ def check_limits(header: Header) -> None:
     _check_experts(header)
     if header.architecture == "gemma-embedding":
         _check_matrices_after_pooling(header)
+    if header.architecture in _WINDOW_PERIODS:
+        _check_windows_both_ways(header, blocks or 0)
     if header.architecture in ("gemma3n", "gemma4"):
         _check_shared_caches(header, blocks or 0)
     if header.metadata.text("modern-bert.hidden_activation") == "relu":
@@ -172,6 +176,21 @@ def _check_matrices_after_pooling(header: Header) -> None:
         _fail(header, f"makes vectors of another length than {embedding}")
 
 
+def _check_windows_both_ways(header: Header, blocks: int) -> None:
+    """An encoder with windows has layers with and without; the library fills the masks of both."""
+    if header.architecture == "modern-bert" and not _count(header, "attention.sliding_window"):
+        return
+    pattern = header.metadata.get(f"{header.architecture}.attention.sliding_window_pattern")
+    if isinstance(pattern, np.ndarray):
+        windowed = [i < pattern.size and bool(pattern[i]) for i in range(blocks)]
+    else:
+        period = _count(header, "attention.sliding_window_pattern", _WINDOW_PERIODS[header.architecture])
+        full = 0 if header.architecture == "modern-bert" else period - 1
+        windowed = [not period or i % period != full for i in range(blocks)]
+    if all(windowed) or not any(windowed):
+        _fail(header, "has a window in all of its layers or in none, and so no use for one of the library's masks")
+
+
 def _check_shared_caches(header: Header, blocks: int) -> None:
     """The last layers of Gemma 3n and 4 look into the cache of the last one before them with a window, or without."""
     pattern = header.metadata.get(f"{header.architecture}.attention.sliding_window_pattern")
@@ -190,8 +209,8 @@ def _check_shared_caches(header: Header, blocks: int) -> None:
         _fail(header, "has layers that share the cache of one that is unlike them")
 
 
-def _count(header: Header, name: str) -> int:
-    return header.metadata.count(f"{header.architecture}.{name}")
+def _count(header: Header, name: str, default: int = 0) -> int:
+    return header.metadata.count(f"{header.architecture}.{name}", default)
 
 
 def _fail(header: Header, what: str) -> NoReturn:

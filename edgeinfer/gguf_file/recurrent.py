@@ -49,8 +49,10 @@ def attends(header: Header, layer: int) -> bool:
 def activation_elements(header: Header) -> tuple[int, int]:
     """What a pass over such layers holds at a time: elements for each token, and for each sequence.
 
-    Measured on Mamba, Mamba 2, Falcon-H1 and Granite 4, and on delta nets, which take less.
+    Measured on Mamba, Mamba 2, Falcon-H1, Granite 4 and RWKV-7, and on delta nets, which take less.
     """
+    if _count(header, "wkv.head_size"):  # six mixtures of each token with its predecessor, and what they are made of
+        return 18 * _count(header, "embedding_length"), _state_elements(header)
     inner, channels = _count(header, "ssm.inner_size"), _channels(header)
     if header.architecture in _INTERVALS:
         return _count(header, "embedding_length") + 2 * channels + 2 * inner, 0

@@ -123,7 +123,7 @@ def kernels() -> Kernels:
     lib.llama_backend_init()
     features = lib.llama_print_system_info().decode("utf-8", "replace")
     return Kernels(
-        NAME, lib, lambda: f"ik_llama.cpp {identity()} {features}", _open_context, is_whole, make_room=_make_room
+        NAME, lib, lambda: f"ik_llama.cpp {identity()} {features}", _open_context, lambda context: is_whole, _make_room
     )
 
 

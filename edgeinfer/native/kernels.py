@@ -15,7 +15,8 @@ from typing import Any
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.native import library
 from edgeinfer.native.library import llama
-from edgeinfer.native.state import is_whole
+from edgeinfer.native.state import StateCheck, state_check
+from edgeinfer.native.yarn import yarn_bounds
 from edgeinfer.options import RuntimeOptions
 
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
@@ -66,8 +67,8 @@ class Kernels:
     """Which compiled library this is, and what it makes of this machine."""
     open_context: Callable[[int, ContextSettings], int | None]
     """A context over a model's handle; None with a reason in the log."""
-    is_whole_state: Callable[[memoryview, int, int], bool]
-    """Whether a saved state has every cell of `[p0, p1)` in the layout that the library writes, and nothing else."""
+    state_check: Callable[[int], StateCheck]
+    """Of a context: tells whether a saved state is whole, in the layout that the library writes."""
     make_room: Callable[[int], None] | None = None
     """Moves a context's cells together, where the tokens of a batch need cells side by side."""
 
@@ -82,6 +83,8 @@ def _open_context(model: int, settings: ContextSettings) -> int | None:
     params.flash_attn_type = _FLASH_ATTN[settings.options.flash_attn]
     params.type_k = settings.type_k
     params.type_v = settings.type_v
+    for name, bound in yarn_bounds(model).items():
+        setattr(params, name, bound)
     params.kv_unified = True
     params.no_perf = True
     if settings.eval_callback is not None:
@@ -102,7 +105,7 @@ def abort_callback(kind: Any) -> Any:
     return ctypes.cast(library.c_runtime().atoi, kind)
 
 
-LLAMA_CPP = Kernels("llama.cpp", llama, library.build, _open_context, is_whole)
+LLAMA_CPP = Kernels("llama.cpp", llama, library.build, _open_context, state_check)
 
 
 def fork_is_installed() -> bool:

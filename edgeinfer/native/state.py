@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edgeinfer.native import library
+from edgeinfer.native.library import llama
 
 if TYPE_CHECKING:
     from edgeinfer.native.kernels import Kernels
@@ -26,10 +28,18 @@ _MAGIC = 0xAF143CD8
 _HEAD = struct.Struct("=Ii")  # magic, sequence
 _CACHE = struct.Struct("=II")  # streams, cells
 _CELL = np.dtype([("position", np.int32), ("n_sequences", np.uint32), ("sequence", np.int32)])
+# Of a model whose rope has positions of several kinds: those of an image's height and width, and the token.
+_PLACED_CELL = np.dtype(
+    [("position", np.int32), ("n_sequences", np.uint32), ("place", np.int32, 3), ("sequence", np.int32)]
+)
+_PLACED = (llama.LLAMA_ROPE_TYPE_MROPE, llama.LLAMA_ROPE_TYPE_IMROPE)
 _LAYERS = struct.Struct("=II")  # whether V is transposed, layers
 _ROWS = struct.Struct("=iQ")  # type, bytes of a cell's row
 _COLUMNS = struct.Struct("=iII")  # type, bytes of an element, elements of a cell: V transposed
 _SIZE = struct.Struct("=Q")
+
+StateCheck = Callable[[memoryview, int, int], bool]
+"""Whether what a library saved has every cell of the positions `[p0, p1)`, once, and nothing else."""
 
 
 class RangeState:
@@ -37,7 +47,7 @@ class RangeState:
 
     def __init__(self, kernels: Kernels, context: int, memory: int, spare: int, window: int | None) -> None:
         self._lib = kernels.lib
-        self._is_whole = kernels.is_whole_state
+        self._is_whole = kernels.state_check(context)
         self._context = context
         self._memory = memory
         self._spare = spare
@@ -127,25 +137,31 @@ class RangeState:
         return pieces if offset == len(view) else []
 
 
-def is_whole(piece: memoryview, p0: int, p1: int) -> bool:
+def state_check(context: int) -> StateCheck:
+    """`is_whole` for what llama.cpp saves of a context's sequences."""
+    rope_type = llama.llama_model_rope_type(llama.llama_get_model(context))
+    return partial(is_whole, cell=_PLACED_CELL if rope_type in _PLACED else _CELL)
+
+
+def is_whole(piece: memoryview, p0: int, p1: int, cell: np.dtype[Any]) -> bool:
     """Whether each KV cache in what the library saved has every cell of `[p0, p1)`, once, and nothing else follows."""
     try:
         magic, _ = _HEAD.unpack_from(piece)
         offset = _HEAD.size
         while offset < len(piece):
-            offset = _end_of_cache(piece, offset, p0, p1)
+            offset = _end_of_cache(piece, offset, p0, p1, cell)
     except (ValueError, OverflowError, struct.error):
         return False
     return magic == _MAGIC and offset == len(piece) > _HEAD.size
 
 
-def _end_of_cache(piece: memoryview, offset: int, p0: int, p1: int) -> int:
+def _end_of_cache(piece: memoryview, offset: int, p0: int, p1: int, cell: np.dtype[Any]) -> int:
     """Where the cache that begins at `offset` ends; ValueError, OverflowError, struct.error for another layout."""
     n_streams, n_cells = _CACHE.unpack_from(piece, offset)
     if (n_streams, n_cells) != (1, p1 - p0):
         raise ValueError("not the cells of this range")
     offset += _CACHE.size
-    cells = np.frombuffer(piece, _CELL, n_cells, offset)
+    cells = np.frombuffer(piece, cell, n_cells, offset)
     if (cells["n_sequences"] != 1).any() or (np.sort(cells["position"]) != np.arange(p0, p1)).any():
         raise ValueError("not the positions of this range")
     offset += cells.nbytes

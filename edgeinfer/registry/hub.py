@@ -29,11 +29,18 @@ _SMALL_FILES = re.compile(
     r"(config|adapter_config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|tekken"
     r"|chat_template|modules|sentence_bert_config|config_sentence_transformers|hf_quant_config)\.json"
     r"|\d{1,2}_(Pooling|LogitScore)/config\.json|\d{1,2}_Dense/(config\.json|model\.safetensors)"
-    r"|additional_chat_templates/[\w.-]+\.jinja|[\w.-]*\.jinja|[\w.-]*\.model|vocab\.txt|merges\.txt|README\.md"
+    r"|additional_chat_templates/[\w.-]+\.jinja|[\w.-]*\.jinja|[\w.-]*\.model|(rwkv_)?vocab\w*\.txt|merges\.txt|README\.md"
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "tiktoken.model", "vocab.txt")
+_TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tekken.json",
+    "tiktoken.model",
+    "vocab.txt",
+    "rwkv_vocab_v20230424.txt",
+)
 
 
 @dataclass(frozen=True, slots=True)

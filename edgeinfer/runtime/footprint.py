@@ -210,9 +210,10 @@ class Footprint:
         return int(n_tokens * ((values + scores) * _F32_NBYTES + work + masks * n_cells * _MASK_NBYTES) + new_states)
 
     def head_lengths(self) -> tuple[int, ...]:
-        """Elements of a key and of a value of one head; none where there is no such cache."""
+        """Elements of a key and of a value of one head, of each kind of layer; none where there is no such cache."""
         length = self._head_length()
-        lengths = (self._count("attention.key_length", length), self._count("attention.value_length", length))
+        lengths = tuple(self._count(f"attention.{name}", length) for name in ("key_length", "value_length"))
+        lengths += tuple(self._count(f"attention.{name}_swa", lengths[0]) for name in ("key_length", "value_length"))
         return () if self._count("attention.kv_lora_rank") or not all(lengths) else lengths
 
     def vocabulary_nbytes(self) -> int:

@@ -17,7 +17,7 @@ import pytest
 from golden_adapters import GOLDEN
 from numpy.typing import NDArray
 from random_adapter import TinyAdapter, adapter_names, make_adapter, read_adapter_description
-from random_checkpoint import PLAIN, make_checkpoint, prompt
+from random_checkpoint import PLAIN, make_checkpoint, model_names, prompt, read_model
 from shared_work import shared_by_conversions
 
 from edgeinfer.api.convert import convert
@@ -81,3 +81,31 @@ def _logits(path: Path, tokens: NDArray[np.int32], lora: Adapters) -> NDArray[An
         logits = loaded.backend.forward([Row(0, tokens, 0, 0)])
         assert not isinstance(logits, Refusal)
         return logits.copy()
+
+
+# No linear modules: embeddings, norms and vectors; what a text model does without.
+LINEAR = r"(?!.*(embed|wte|wpe|position|token_type|norm|A_log|Dense|conv|_bias|mtp)).*"
+MERGED_ONLY = ("deepseek-v2", "deepseek-v3", "gemma3n", "glm4-moe-lite")
+"""Latent attention, and the many small matrices of Gemma 3n."""
+ENCODERS = ("bert", "gemma-embedding", "modern-bert", "nomic-bert", "qwen3-embedding", "qwen3-reranker", "xlm-roberta")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in model_names() if name not in ENCODERS])
+def test_beside_is_merged_in_every_architecture(name: str, tmp_path: Path) -> None:
+    model = read_model(name)
+    settings = {"r": 4, "lora_alpha": 4, "target_modules": LINEAR}
+    checkpoint = make_checkpoint(model, PLAIN, tmp_path)
+    folder = make_adapter(TinyAdapter("adapter", model, settings, 0, merged_only=False), checkpoint, tmp_path)
+    options = ConvertOptions(type="F32", verify=False, lora=((folder, 1.0),))
+    merged = _logits(Path(convert(checkpoint, tmp_path / "merged.gguf", options).output), prompt(model), ())
+    base = Path(convert(checkpoint, tmp_path / "base.gguf", UNVERIFIED).output)
+    alone = _logits(base, prompt(model), ())
+    assert np.abs(merged - alone).max() > 0.1
+    if name in MERGED_ONLY:
+        with pytest.raises(UnusableInputError) as refused:
+            _logits(base, prompt(model), ((convert(folder, tmp_path / "adapter.gguf").output, 1.0),))
+        assert "merge it" in refused.value.hint
+        return
+    beside = _logits(base, prompt(model), ((convert(folder, tmp_path / "adapter.gguf").output, 1.0),))
+    np.testing.assert_allclose(beside, merged, rtol=0, atol=model.tolerance)

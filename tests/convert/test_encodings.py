@@ -18,6 +18,7 @@ from edgeinfer.api.convert import convert
 from edgeinfer.convert import stream
 from edgeinfer.convert.checkpoint import TensorSpec, open_checkpoint, read_safetensors_header
 from edgeinfer.convert.encodings import decoded
+from edgeinfer.convert.encodings.grid import fit
 from edgeinfer.convert.reader import SourceReader
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.options import ConvertOptions
@@ -89,6 +90,21 @@ def test_scales_of_activations_are_left_out_and_said(tmp_path: Path) -> None:
     assert not [name for name in checkpoint.tensors if name.endswith("scale")]
 
 
+def test_a_tensor_that_is_only_called_scale_is_none(tmp_path: Path) -> None:
+    checkpoint = make_encoded("ct-int8", tmp_path)
+    write_tensors(checkpoint, {**_stored(checkpoint), "model.logit_scale": ("F32", np.ones(1, np.float32))})
+    assert not _problem(checkpoint)
+    assert "model.logit_scale" in decoded(open_checkpoint(checkpoint)).tensors
+
+
+def test_a_block_can_be_larger_than_the_matrix(tmp_path: Path) -> None:
+    spec = TensorSpec("scales", (2, 1), "F32", tmp_path, 0, 8)
+    grid = fit((6, 10), spec, [(3, 1 << 30)])
+    values = np.ones((6, 10), np.float32)
+    grid.apply(np.multiply, values, np.arange(6, dtype=np.float32)[:, None])
+    assert (values == np.arange(6)[:, None]).all()
+
+
 @pytest.mark.parametrize(("producer", "known"), [("modelopt", True), ("x", False), (None, False)])
 def test_the_method_can_stand_in_a_file_of_its_own(producer: str | None, known: bool, tmp_path: Path) -> None:
     checkpoint = make_encoded("modelopt-fp8", tmp_path)
@@ -122,9 +138,9 @@ def _problem(checkpoint: Path) -> str:
     """Why the first module's weight cannot be had; nothing when it can."""
     reader = SourceReader()
     try:
-        spec = decoded(open_checkpoint(checkpoint)).tensors[f"{FIRST}.weight"]
-        if spec.shape != MODULES[FIRST]:
-            return f"{FIRST} has another shape"  # the architecture's rules name it
+        spec = decoded(open_checkpoint(checkpoint)).tensors.get(f"{FIRST}.weight")
+        if spec is None or spec.encoding is None or spec.shape != MODULES[FIRST]:
+            return f"{FIRST} is missing, no float or has another shape"  # the architecture's rules name it
         _rows(reader, spec, 0, spec.shape[0])
     except UnusableInputError as error:
         return error.message
@@ -146,6 +162,16 @@ def test_stored_tensors_that_do_not_fit_are_named(name: str, tmp_path: Path) -> 
             assert FIRST in problem if problem else may_pass, (key, other[0], other[1].shape)
 
 
+@pytest.mark.parametrize("suffix", ["weight", "weight_scale_inv"])
+def test_a_half_alone_is_named(suffix: str, tmp_path: Path) -> None:
+    checkpoint = make_encoded("fp8-block", tmp_path)
+    tensors = _stored(checkpoint)
+    tensors.pop(f"{FIRST}.{suffix}")
+    write_tensors(checkpoint, tensors)
+    with pytest.raises(UnusableInputError, match=rf"{FIRST}.weight( is F8_E4M3|_scale_inv)"):
+        convert(checkpoint, tmp_path / "out.gguf", ConvertOptions(type="F32", verify=False))
+
+
 def test_a_part_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
     checkpoint = make_encoded(name, tmp_path)
     tensors = _stored(checkpoint)
@@ -159,8 +185,7 @@ def test_a_part_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
     )
     for key in [key for key in tensors if key.startswith(FIRST) and not key.endswith(optional)]:
         write_tensors(checkpoint, {k: v for k, v in tensors.items() if k != key})
-        with pytest.raises(UnusableInputError, match=FIRST):
-            convert(checkpoint, tmp_path / "out.gguf", ConvertOptions(type="F32", verify=False))
+        assert FIRST in _problem(checkpoint), key
 
 
 @pytest.mark.parametrize(
@@ -235,6 +260,7 @@ VALUES: list[Any] = [
     [],
     [0, 0],
     [128, 1],
+    [1 << 30, 1 << 30],
     {},
     {"a": {}},
     [None],

@@ -74,6 +74,7 @@ def _with(checkpoint: Path, folder: Path, **changes: Any) -> Path:
         {"global_head_dim": 63},
         {"global_head_dim": "x"},
         {"head_dim": 0},
+        {"intermediate_size": 2**31 - 1},
         {"num_key_value_heads": 3},
         {"num_global_key_value_heads": 3, "attention_k_eq_v": True},
         {"hidden_size_per_layer_input": -1},

@@ -151,7 +151,7 @@ def test_the_source_is_never_overwritten(sources: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"general.type": "adapter"}, "'adapter', not a model"),
+        ({"general.type": "adapter"}, "an adapter, not a model"),
         ({"split.count": 2}, "not named like one"),
         ({"llama.block_count": 100_000}, "100000 layers"),
     ],

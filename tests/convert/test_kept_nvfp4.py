@@ -103,3 +103,10 @@ def test_a_negative_scale_is_named(tmp_path: Path) -> None:
     encode(checkpoint, Encoding({"quant_method": "modelopt"}, negative))
     with pytest.raises(UnusableInputError, match="weight_scale has a scale that is negative or NaN in row 5"):
         convert(checkpoint, tmp_path / "out.gguf", _options())
+
+
+def test_a_size_does_not_keep_blocks_without_their_factor(tmp_path: Path) -> None:
+    checkpoint = make_encoded("modelopt-nvfp4", tmp_path)
+    options = ConvertOptions(target_bpw=9, verify=False)
+    convert(checkpoint, out := tmp_path / "out.gguf", options)
+    assert "NVFP4" not in {t.type.name for t in read_header(out).tensors}

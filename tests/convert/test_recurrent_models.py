@@ -1,4 +1,4 @@
-"""Mamba, Falcon-H1 and Granite 4: what their configs may leave out or say differently, and what is refused.
+"""Mamba, Falcon-H1, Granite 4 and RWKV-7: what their configs may leave out or say differently, and what is refused.
 
 That the converted ones are right is the business of tests/conformance.
 """
@@ -24,7 +24,16 @@ from edgeinfer.convert.plan import ConvertPlan
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.options import ConvertOptions
 
-MODELS = ("mamba", "falcon-mamba", "mamba2", "falcon-h1", "granitehybrid", "granitehybrid-dense", "granitemoeshared")
+MODELS = (
+    "mamba",
+    "falcon-mamba",
+    "mamba2",
+    "falcon-h1",
+    "granitehybrid",
+    "granitehybrid-dense",
+    "granitemoeshared",
+    "rwkv7",
+)
 
 
 def _make(name: str, folder: Path, **changes: Any) -> Path:
@@ -62,6 +71,10 @@ def _plan(checkpoint: Path) -> ConvertPlan:
         ("granitehybrid", {"layer_types": ["mamba", "conv", "mamba", "mamba"]}),
         ("granitehybrid", {"mamba_expand": 3}),
         ("granitehybrid", {"position_embedding_type": "alibi"}),
+        ("rwkv7", {"norm_first": False}),
+        ("rwkv7", {"norm_eps": 1e-6}),
+        ("rwkv7", {"head_dim": 96}),
+        ("rwkv7", {"attn": {"layers": [1]}}),
         ("granitehybrid", {"layer_types": ["attention"] * 4}),  # with experts, and without a rope
     ],
     ids=str,
@@ -141,6 +154,14 @@ def test_a_rope_in_a_hybrid_is_kept(tmp_path: Path) -> None:
     plan = _plan(_make("granitehybrid", tmp_path, position_embedding_type="rope"))
     assert plan.metadata["granitehybrid.rope.scaling.finetuned"] is True
     assert plan.metadata["granitehybrid.context_length"] == 4096
+
+
+def test_ranks_that_an_rwkv_leaves_open_are_those_of_its_matrices(tmp_path: Path) -> None:
+    checkpoint = _make("rwkv7", tmp_path)
+    change_json(checkpoint / "config.json", {"a_low_rank_dim": None, "v_low_rank_dim": None})
+    metadata = _plan(checkpoint).metadata
+    assert metadata["rwkv7.attention.iclr_lora_rank"] == 48
+    assert metadata["rwkv7.attention.value_residual_mix_lora_rank"] == 16
 
 
 def test_decays_that_overflow_are_refused_with_the_tensors_name(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ YARN = {"type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.7, "or
         ("glm4", {"hidden_act": "gelu"}),
         ("glm4-moe", {"num_nextn_predict_layers": -1}),
         ("glm4-moe-lite", {"mlp_layer_types": ["sparse"] * 3}),
+        ("glm4-moe-lite", {"first_k_dense_replace": 2**31 - 1, "mlp_layer_types": ["sparse"] * 3}),
         ("glm4-moe-lite", {"rope_interleave": False}),
         ("gpt-oss", {"layer_types": ["full_attention"] * 4}),
         ("gpt-oss", {"swiglu_limit": 5.0}),

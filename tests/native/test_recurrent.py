@@ -25,7 +25,7 @@ SLOW = pytest.mark.slow
 MODELS = [
     "mamba2",
     "granitehybrid-dense",
-    *(pytest.param(name, marks=SLOW) for name in ("falcon-mamba", "falcon-h1", "granitehybrid", "lfm2")),
+    *(pytest.param(name, marks=SLOW) for name in ("falcon-mamba", "falcon-h1", "granitehybrid", "lfm2", "rwkv7")),
 ]
 
 

@@ -32,7 +32,7 @@ def compute(backend, tokens, p0=0):
     return logits
 
 
-@pytest.mark.parametrize("name", ["gemma3", "gpt-oss", "deepseek-v2"])
+@pytest.mark.parametrize("name", ["gemma3", "gpt-oss", "deepseek-v2", "qwen3vl"])
 @pytest.mark.parametrize("step", [STEP, 48])
 def test_windows_and_latent_caches_come_back_bit_for_bit(make, name, step):
     tokens = prompt(read_model(name))
@@ -54,7 +54,7 @@ def test_windows_and_latent_caches_come_back_bit_for_bit(make, name, step):
         np.testing.assert_array_equal(trimmed, compute(backend, tokens, 10))
 
 
-@pytest.mark.parametrize("name", ["gemma3", "gpt-oss", "deepseek-v2"])
+@pytest.mark.parametrize("name", ["gemma3", "gpt-oss", "deepseek-v2", "qwen3vl"])
 def test_the_beginning_of_a_range_is_what_it_was_when_the_range_went_no_further(make, name):
     tokens = prompt(read_model(name))
     with make(name) as model:
@@ -89,8 +89,9 @@ def seen(backend):
     return [backend.save_range(0, position, position + 1) for position in range(47 - 15, 47)]
 
 
-def test_a_hybrid_models_state_cannot_be_cut_and_it_says_so(make):
-    with make("lfm2") as model:
+@pytest.mark.parametrize("name", ["lfm2", "qwen35"])
+def test_a_hybrid_models_state_cannot_be_cut_and_it_says_so(make, name):
+    with make(name) as model:
         compute(model.backend, np.arange(40, dtype=np.int32))
         assert model.backend.save_range(0, 0, 40) is None
         assert not model.backend.load_range(1, 0, 40, b"x" * 1000)

@@ -45,6 +45,8 @@ _OF_MODELS = (
     "split_max_size",
     "imatrix",
     "calibrate",
+    "target_size",
+    "target_bpw",
     "lora",
 )
 

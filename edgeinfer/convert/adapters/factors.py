@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.convert.adapters.peft import Delta
-from edgeinfer.convert.adapters.row_order import is_transposed, n_rows, row_length, row_order
+from edgeinfer.convert.adapters.row_order import Order, is_transposed, n_rows, order_of, row_length
 from edgeinfer.convert.architectures.base import ConstantRule, Part, TensorRule
 from edgeinfer.convert.checkpoint import TensorSpec
 from edgeinfer.convert.reader import RAW, check_finite, widen
@@ -25,6 +25,7 @@ from edgeinfer.errors import UnusableInputError, listed
 
 EMBEDDING = "token_embd.weight"
 """Its rows are looked up: the library wants its factors the other way round (src/llama-graph.cpp, build_inp_embd)."""
+HEAD = "output.weight"
 MERGE_HINT = "merge it: `edgeinfer convert CHECKPOINT --lora ADAPTER`"
 
 Matrix = NDArray[np.float32]
@@ -37,8 +38,14 @@ class _Piece:
     delta: Delta
     begin: int
     """The first of them in the matrix."""
-    rows: NDArray[np.int64]
-    """Of the weight, in the order of the file."""
+    order: Order
+    """Which elements of the weight they are."""
+
+    @property
+    def key(self) -> tuple[str, bytes]:
+        """The same for pieces with the same `right`."""
+        columns = self.order.columns
+        return self.delta.module, b"" if columns is None else columns.tobytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,29 +86,31 @@ class Factors:
         left = np.zeros((self.shape[-2], self.rank), np.float32)
         offsets = _offsets(pieces)
         for piece in pieces:
-            delta = piece.delta
+            delta, order = piece.delta, piece.order
             rows = read_matrix(delta.a).T if delta.is_embedding else read_matrix(delta.b)
-            at, factor = offsets[delta.module], delta.alpha / self.alpha * (self.rank / delta.rank)
-            out = left[piece.begin : piece.begin + len(piece.rows), at : at + delta.rank]
-            np.multiply(rows[piece.rows], np.float32(factor), out=out)
+            at, factor = offsets[piece.key], delta.alpha / self.alpha * (self.rank / delta.rank) * order.factor
+            out = left[piece.begin : piece.begin + len(order.rows), at : at + delta.rank]
+            np.multiply(rows[order.rows], np.float32(factor), out=out)
         return left
 
     def _right(self, pieces: Iterable[_Piece]) -> Matrix:
         right = np.zeros((self.rank, self.shape[-1]), np.float32)
         offsets = _offsets(pieces)
-        for delta in {piece.delta.module: piece.delta for piece in pieces}.values():
-            at = offsets[delta.module]
-            right[at : at + delta.rank] = read_matrix(delta.b).T if delta.is_embedding else read_matrix(delta.a)
+        for piece in {piece.key: piece for piece in pieces}.values():
+            delta, columns = piece.delta, piece.order.columns
+            rows = read_matrix(delta.b).T if delta.is_embedding else read_matrix(delta.a)
+            at = offsets[piece.key]
+            right[at : at + delta.rank] = rows if columns is None else rows[:, columns]
         return right
 
 
-def _offsets(pieces: Iterable[_Piece]) -> dict[str, int]:
-    """Where each module's part of the inner dimension begins."""
-    offsets: dict[str, int] = {}
+def _offsets(pieces: Iterable[_Piece]) -> dict[tuple[str, bytes], int]:
+    """Where the part of each in the inner dimension begins."""
+    offsets: dict[tuple[str, bytes], int] = {}
     end = 0
     for piece in pieces:
-        if piece.delta.module not in offsets:
-            offsets[piece.delta.module] = end
+        if piece.key not in offsets:
+            offsets[piece.key] = end
             end += piece.delta.rank
     return offsets
 
@@ -137,7 +146,17 @@ def refuse_unknown(names: Collection[str], where: str) -> None:
         )
 
 
+def tied(where: str) -> UnusableInputError:
+    """The error for an adapter of an embedding that is the output matrix, too: there it would count as well."""
+    return UnusableInputError(
+        f"{where}: the embedding is adapted, which is the output matrix of the model, too",
+        "train an adapter without the embedding",
+    )
+
+
 def _factors(rule: TensorRule, deltas: Mapping[str, Delta], alpha: float, where: str) -> Factors:
+    if any(deltas[part.source].is_embedding for part in rule.parts if part.source in deltas) and rule.name == HEAD:
+        raise tied(where)
     if not rule.name.endswith(".weight"):
         raise UnusableInputError(f"{where}: {rule.name} is no matrix, so it has no adapter in the file", MERGE_HINT)
     shape = rule.shape if len(rule.shape) > 1 else (1, *rule.shape)
@@ -149,22 +168,23 @@ def _factors(rule: TensorRule, deltas: Mapping[str, Delta], alpha: float, where:
         if delta is None:
             begin += n_rows(part) * row_length(part) // rule.shape[-1]
             continue
-        rows = _rows(rule, part, delta, where)
-        while len(rows):
+        order = _order(rule, part, delta, where)
+        while len(order.rows):
             matrix, first = divmod(begin, height)
-            matrices[matrix].append(_Piece(delta, first, rows[: height - first]))
-            begin, rows = begin + min(len(rows), height - first), rows[height - first :]
+            here, rest = order.rows[: height - first], order.rows[height - first :]
+            matrices[matrix].append(_Piece(delta, first, replace(order, rows=here)))
+            begin, order = begin + len(here), replace(order, rows=rest)
     assert begin == height * len(matrices), f"the rule for {rule.name} gives {begin} rows"
-    rank = max(sum({piece.delta.module: piece.delta.rank for piece in pieces}.values()) for pieces in matrices)
+    rank = max(sum({piece.key: piece.delta.rank for piece in pieces}.values()) for pieces in matrices)
     return Factors(rule.name, shape, tuple(map(tuple, matrices)), rank, alpha)
 
 
-def _rows(rule: TensorRule, part: Part, delta: Delta, where: str) -> NDArray[np.int64]:
+def _order(rule: TensorRule, part: Part, delta: Delta, where: str) -> Order:
     is_swapped = is_stored_swapped(delta, part, where)
     if is_swapped and not delta.is_embedding:
         # The file turns the matrix round again, to what the product is: (outputs, inputs).
-        return np.arange(rule.shape[-2])
-    order = row_order(part)
+        return Order(np.arange(rule.shape[-2]))
+    order = order_of(part)
     if order is None or part.shape[-1] != rule.shape[-1]:
         raise UnusableInputError(
             f"{where}: {delta.module} has another form in the file ({rule.name}), which no adapter fits", MERGE_HINT

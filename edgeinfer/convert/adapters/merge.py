@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.convert.adapters.base_model import BaseModel, check_saved_bases
-from edgeinfer.convert.adapters.factors import adapted_rules, is_stored_swapped, refuse_unknown
+from edgeinfer.convert.adapters.factors import EMBEDDING, HEAD, adapted_rules, is_stored_swapped, refuse_unknown, tied
 from edgeinfer.convert.adapters.peft import Delta, PeftAdapter, open_adapter
-from edgeinfer.convert.architectures.base import Architecture, TensorRule
+from edgeinfer.convert.architectures.base import Architecture, ConstantRule, TensorRule
 from edgeinfer.convert.checkpoint import Checkpoint, Reader, TensorSpec, encoded
 from edgeinfer.convert.config import Config
 from edgeinfer.convert.reader import RAW, check_finite, widen
-from edgeinfer.errors import UnusableInputError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.options import Adapters
 
@@ -102,7 +101,7 @@ def merged(
         kept = list(adapted_rules(rules, deltas))
         swapped = _swapped(kept, deltas, where)
         refuse_unknown([name for name in deltas if name not in swapped or name not in checkpoint.tensors], where)
-        _refuse_tied(kept, rules, checkpoint, where)
+        _refuse_tied(kept, rules, checkpoint, deltas, where)
         for name, delta in deltas.items() if scale else ():
             addends.setdefault(name, []).append(_Addend(delta, delta.scale * scale, swapped[name]))
     tensors = {
@@ -122,12 +121,17 @@ def _swapped(rules: Sequence[TensorRule], deltas: Mapping[str, Delta], where: st
     }
 
 
-def _refuse_tied(adapted: Sequence[TensorRule], rules: Sequence[object], checkpoint: Checkpoint, where: str) -> None:
+def _refuse_tied(
+    adapted: Sequence[TensorRule],
+    rules: Sequence[TensorRule | ConstantRule],
+    checkpoint: Checkpoint,
+    deltas: Mapping[str, Delta],
+    where: str,
+) -> None:
     """An adapter of the embedding is none of the head, which would get it too."""
-    heads = [rule for rule in rules if isinstance(rule, TensorRule) and rule.name == "output.weight"]
+    heads = [rule for rule in rules if isinstance(rule, TensorRule) and rule.name == HEAD]
     is_tied = any(rule.optional and rule.parts[0].source not in checkpoint.tensors for rule in heads)
-    if is_tied and any(rule.name == "token_embd.weight" for rule in adapted):
-        raise UnusableInputError(
-            f"{where}: the embedding is adapted, which is the output matrix of {checkpoint.path}, too",
-            "train an adapter without the embedding",
-        )
+    for rule in adapted:
+        of_table = any(deltas[part.source].is_embedding for part in rule.parts if part.source in deltas)
+        if (is_tied and rule.name == EMBEDDING) or (of_table and rule.name == HEAD):
+            raise tied(where)

@@ -304,11 +304,11 @@ def rope_metadata(
 
 
 def _check_yarn(config: Config) -> None:
-    """Raise UnusableInputError for a yarn other than llama.cpp's, which takes these numbers from nowhere."""
+    """Raise UnusableInputError for a yarn that sharpens attention otherwise than llama.cpp, which computes that."""
     rope, sharpened = config.rope, 1 + 0.1 * math.log(max(config.rope.number("factor"), 1))
-    for key, value in {"attention_factor": sharpened, "beta_fast": 32.0, "beta_slow": 1.0}.items():
-        if rope.get(key) is not None and not math.isclose(rope.number(key), value, rel_tol=1e-4):
-            raise impossible(config, f"{key!r} of the yarn is {rope.number(key):g}, llama.cpp has {value:g}")
+    stated = rope.get("attention_factor")
+    if stated is not None and not math.isclose(rope.number("attention_factor"), sharpened, rel_tol=1e-4):
+        raise impossible(config, f"'attention_factor' of the yarn is {stated:g}, llama.cpp has {sharpened:g}")
 
 
 def _original_context(config: Config) -> int:

@@ -76,8 +76,8 @@ def _n_nextn(config: Config) -> int:
 def metadata(config: Config) -> dict[str, Any]:
     """The keys of every decoder, then those of the delta nets, under the names that llama.cpp has for other states."""
     require(config, "attention_bias", False)
-    require(config, "linear_value_head_dim", config.get("linear_key_head_dim"))
     key, _, n_value = heads(config)
+    require(config, "linear_value_head_dim", key)
     count, more = n_layers(config), _n_nextn(config)
     recurrent = [kind == "linear_attention" for kind in _kinds(config)] + [False] * more
     return {

@@ -12,6 +12,7 @@ from edgeinfer.convert.architectures.base import (
     impossible,
     tensor,
     transposed,
+    transposed_columns,
 )
 from edgeinfer.convert.config import Config
 
@@ -31,9 +32,7 @@ def fused_transposed_experts(config: Config, to: str, at: str, count: int, ffn: 
     if embd % 2:
         raise impossible(config, f"experts with matrices of {embd} rows, an odd number")
     for kind, columns in (("gate", slice(ffn)), ("up", slice(ffn, None))):
-        # Half of the elements, so as many as half of the rows have.
-        half = RowTransform(embd, _columns(embd, columns), rows_kept=embd // 2)
-        part = Part(f"{at}.experts.gate_up_proj", (count, embd, 2 * ffn), transform=half)
+        part = Part(f"{at}.experts.gate_up_proj", (count, embd, 2 * ffn), transform=transposed_columns(embd, columns))
         yield TensorRule(f"{to}.ffn_{kind}_exps.weight", (count, ffn, embd), (part,))
     down = Part(f"{at}.experts.down_proj", (count, ffn, embd), transform=transposed(ffn))
     yield TensorRule(f"{to}.ffn_down_exps.weight", (count, embd, ffn), (down,))
@@ -41,8 +40,3 @@ def fused_transposed_experts(config: Config, to: str, at: str, count: int, ffn: 
 
 def _rows(n_rows: int, chosen: slice) -> View:
     return lambda rows: rows.reshape(-1, n_rows, rows.shape[1])[:, chosen]
-
-
-def _columns(n_rows: int, chosen: slice) -> View:
-    """Columns of each matrix of `n_rows`, as rows."""
-    return lambda rows: rows.reshape(-1, n_rows, rows.shape[1])[:, :, chosen].swapaxes(1, 2)

@@ -10,7 +10,7 @@ from edgeinfer.convert.architectures.gemma2 import check_layer_types, gemma_meta
 from edgeinfer.convert.config import Config
 
 _LAYERS_27B = 62
-_WINDOW_PATTERN = 6
+WINDOW_PATTERN = 6
 
 
 def metadata(config: Config) -> dict[str, Any]:
@@ -22,8 +22,8 @@ def metadata(config: Config) -> dict[str, Any]:
 def windowed_metadata(config: Config) -> dict[str, Any]:
     """What it shares with EmbeddingGemma."""
     if config.get("layer_types") is None:
-        require(config, "sliding_window_pattern", _WINDOW_PATTERN)
-    check_layer_types(config, window_every=_WINDOW_PATTERN)
+        require(config, "sliding_window_pattern", WINDOW_PATTERN)
+    check_layer_types(config, window_every=WINDOW_PATTERN)
     require(config, "attn_logit_softcapping", None)
     soft_cap = config.get("final_logit_softcapping")
     return {
@@ -55,7 +55,7 @@ ARCHITECTURE = Architecture(
         "rope_local_base_freq": 10000.0,
         "rope_theta": 1e6,
         "sliding_window": 4096,
-        "sliding_window_pattern": _WINDOW_PATTERN,
+        "sliding_window_pattern": WINDOW_PATTERN,
         "tie_word_embeddings": True,
         "use_bidirectional_attention": False,
         "vocab_size": 262208,

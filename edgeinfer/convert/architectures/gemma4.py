@@ -31,6 +31,8 @@ from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.config import Config
 
 _FULL_EVERY = 6
+_MAX_WIDTH = 2**30 - 1
+"""Of a feed-forward, of which some layers have twice as much."""
 _NEVER_TURNED = 1e30
 """A divisor of a frequency: what is turned by so little stays as it is."""
 
@@ -78,7 +80,7 @@ def _layers(config: Config) -> list[_Layer]:
     of_full = {"head_dim": config.get("global_head_dim")}
     if config.get("num_global_key_value_heads") is not None:
         of_full["num_key_value_heads"] = config.get("num_global_key_value_heads")
-    full, ffn = config.with_values(of_full), config.integer("intermediate_size")
+    full, ffn = config.with_values(of_full), config.integer("intermediate_size", at_most=_MAX_WIDTH)
     shapes = {True: (head_dim(config), n_kv_heads(config)), False: (head_dim(full), n_kv_heads(full))}
     is_wider = config.flag("use_double_wide_mlp")
     return [

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeinfer.convert.architectures import gemma3
-from edgeinfer.convert.architectures.base import Architecture, TensorRule, impossible, require, tensor
+from edgeinfer.convert.architectures.base import Architecture, TensorRule, impossible, n_layers, require, tensor
 from edgeinfer.convert.architectures.blocks import as_part_of_a_model
 from edgeinfer.convert.architectures.pooling import modules, pooling_metadata
 from edgeinfer.convert.checkpoint import Checkpoint, read_safetensors_header
@@ -44,6 +44,8 @@ def adapted(checkpoint: Checkpoint) -> Checkpoint:
 def metadata(config: Config) -> dict[str, Any]:
     """As gemma3; a window counts both sides together, as the config does."""
     require(config, "use_bidirectional_attention", True)
+    if n_layers(config) < gemma3.WINDOW_PATTERN:
+        raise impossible(config, "all layers have a window, at which llama.cpp ends the process")
     dense = {
         f"dense_{number}_feat_{side}": size
         for number, layer in _numbered(config)

@@ -14,7 +14,7 @@ def metadata(config: Config) -> dict[str, Any]:
     """DeepSeek V3's keys. Raises UnusableInputError for experts in other layers than in all after the first ones."""
     dense = config.integer("first_k_dense_replace", at_least=0)
     kinds = config.get("mlp_layer_types")
-    if kinds not in (None, ["dense"] * dense + ["sparse"] * (n_layers(config) - dense)):
+    if kinds not in (None, [("dense", "sparse")[layer >= dense] for layer in range(n_layers(config))]):
         raise impossible(config, f"'mlp_layer_types' is not {dense} times dense and then sparse")
     return deepseek_v3.metadata(config)
 

@@ -12,7 +12,6 @@ from edgeinfer.convert.architectures import llama
 from edgeinfer.convert.architectures.base import (
     Architecture,
     ConstantRule,
-    Part,
     TensorRule,
     embedding_tensors,
     expert_counts,
@@ -21,10 +20,9 @@ from edgeinfer.convert.architectures.base import (
     n_layers,
     require,
     tensor,
-    transposed,
-    transposed_columns,
 )
 from edgeinfer.convert.architectures.blocks import attention, gated_ffn, layers, norm
+from edgeinfer.convert.architectures.fused_experts import fused_transposed_experts
 from edgeinfer.convert.config import Config
 
 _FULL_EVERY = 4
@@ -85,21 +83,12 @@ def tensors(config: Config) -> Iterator[TensorRule | ConstantRule]:
 
 
 def _experts(config: Config, to: str, at: str) -> Iterator[TensorRule]:
-    """The checkpoint has all experts in two tensors, rows and columns exchanged; gate and up are halves of one."""
-    embd, ffn, count = config.integer("hidden_size"), config.integer("intermediate_size"), _n_experts(config)
-    if embd % 2:
-        raise impossible(config, f"'hidden_size' is {embd}, an odd number")
+    """A router, all experts in two tensors, and one that all tokens share."""
+    embd, ffn = config.integer("hidden_size"), config.integer("intermediate_size")
+    count = expert_counts(config)["expert_count"]
     yield tensor(f"{to}.ffn_gate_inp.weight", f"{at}.router.weight", (count, embd))
-    for name, columns in (("gate", slice(None, ffn)), ("up", slice(ffn, None))):
-        part = Part(f"{at}.experts.gate_up_proj", (count, embd, 2 * ffn), transform=transposed_columns(embd, columns))
-        yield TensorRule(f"{to}.ffn_{name}_exps.weight", (count, ffn, embd), (part,))
-    down = Part(f"{at}.experts.down_proj", (count, ffn, embd), transform=transposed(ffn))
-    yield TensorRule(f"{to}.ffn_down_exps.weight", (count, embd, ffn), (down,))
+    yield from fused_transposed_experts(config, to, at, count, ffn)
     yield from gated_ffn(to, f"{at}.shared_expert", embd, ffn, suffix="_shexp")
-
-
-def _n_experts(config: Config) -> int:
-    return int(expert_counts(config)["expert_count"])
 
 
 ARCHITECTURE = Architecture(

@@ -57,21 +57,25 @@ def metadata(config: Config) -> dict[str, Any]:
         "attention.layer_norm_epsilon": config.number("norm_eps"),
         "attention.causal": False,
         **pooling_metadata(config),
-        "attention.sliding_window": config.integer("local_attention"),
-        "attention.sliding_window_pattern": _window_period(config),
+        **_window_metadata(config),
         "vocab_size": config.vocab_size,
         "hidden_activation": config.get("hidden_activation"),
     }
 
 
-def _window_period(config: Config) -> int:
-    """Every how many layers one, the first of them, sees the whole text. Raises UnusableInputError for no such rule."""
-    period = config.integer("global_attn_every_n_layers")
+def _window_metadata(config: Config) -> dict[str, Any]:
+    """The window, and every how many layers one, the first of them, has none; nothing where that is all of them.
+
+    Raises UnusableInputError for another pattern.
+    """
+    period, window = config.integer("global_attn_every_n_layers"), config.integer("local_attention")
     stated = config.get("layer_types")
     expected = ["sliding_attention" if i % period else "full_attention" for i in range(n_layers(config))]
     if stated is not None and stated != expected:
         raise impossible(config, f"'layer_types' is not the pattern of {period} that llama.cpp knows")
-    return period
+    if "sliding_attention" not in expected:  # stated all the same, the library ends the process
+        return {}
+    return {"attention.sliding_window": window, "attention.sliding_window_pattern": period}
 
 
 def tensors(config: Config) -> Iterator[TensorRule]:

@@ -48,11 +48,14 @@ def with_decoded(
 ) -> Checkpoint:
     """The checkpoint in which stored tensors `STEM + suffix` are one, `STEM + becomes`.
 
-    There is one wherever the suffix `key` occurs, and it must have those of `required` too.
+    There is one wherever the suffix `key` occurs, and it must have those of `required` too. Only where that is the
+    stem itself, the suffix alone says nothing: other tensors are called scale, too.
     """
     tensors = dict(checkpoint.tensors)
     for first in [name for name in tensors if name.endswith(key)]:
         stem = first.removesuffix(key)
+        if "" in required and stem not in tensors:
+            continue
         missing = [stem + suffix for suffix in required if stem + suffix not in tensors]
         if missing:
             raise misfit(tensors[first], f"comes without {missing[0]}")

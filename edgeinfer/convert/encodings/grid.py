@@ -72,7 +72,7 @@ def fit(shape: tuple[int, ...], scales: TensorSpec, blocks: Sequence[Block] = ()
         rows, columns = there[-2:]
         for block_rows, block_columns in blocks:
             if (rows, columns) == (-(-n_rows // block_rows), -(-length // block_columns)):
-                return Grid(n_rows, block_rows, block_columns, rows, columns)
+                return Grid(n_rows, block_rows, min(block_columns, length), rows, columns)
         if rows in (1, n_rows) and columns and length % columns == 0:
             return Grid(n_rows, n_rows // rows, length // columns, rows, columns)
     known = "".join(f", blocks of {rows} x {columns}" for rows, columns in blocks)

@@ -66,10 +66,8 @@ def decoded(checkpoint: Checkpoint) -> Checkpoint:
 
 def without_activation_scales(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint without what is for activations and for the key-value cache, which are not quantized here."""
-    names = (
-        "input_scale|input_scale_ub|activation_scale|input_global_scale|input_zero_point|[kvq]_scale|prob_output_scale"
-    )
-    return checkpoint.without(rf".*[._]({names}|output_scale)$", "for quantized activations")
+    names = "(input|activation|output|k|v|q|kv)_(scale|scale_ub|global_scale|zero_point)"
+    return checkpoint.without(rf".*[._]{names}$", "for quantized activations")
 
 
 def with_scaled(checkpoint: Checkpoint, blocks: Sequence[Block], suffix: str = "_scale") -> Checkpoint:

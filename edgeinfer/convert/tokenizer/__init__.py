@@ -20,6 +20,8 @@ from edgeinfer.convert.tokenizer import tekken
 from edgeinfer.convert.tokenizer.added import with_added_tokens
 from edgeinfer.convert.tokenizer.bpe import bpe_vocabulary
 from edgeinfer.convert.tokenizer.pre_tokenizer import known_by_hash, name_pre_tokenizer, names_by_rules
+from edgeinfer.convert.tokenizer.rwkv_world import FILE_NAME as WORLD_FILE
+from edgeinfer.convert.tokenizer.rwkv_world import tokenizer_of_world, world_vocabulary
 from edgeinfer.convert.tokenizer.sentencepiece import (
     gemma4_vocabulary,
     is_sentencepiece_like,
@@ -73,6 +75,11 @@ class _Files:
     model: SentencePieceModel | None = None
 
     @property
+    def is_world(self) -> bool:
+        """Whether it is RWKV's, which has no special tokens but the one that its vocabulary begins with."""
+        return self.path.name == WORLD_FILE
+
+    @property
     def kind(self) -> str:
         """The type of the tokenizer's model."""
         match self.document.get("model"):
@@ -94,10 +101,10 @@ def load_tokenizer(checkpoint: Checkpoint, pre: str | None = None) -> LoadedToke
     metadata = {
         **_vocabulary(checkpoint.config, files, original, pre),
         **_token_types(checkpoint.config),
-        **special_metadata(checkpoint, document, files.settings, original),
+        **({} if files.is_world else special_metadata(checkpoint, document, files.settings, original)),
         **template_metadata(checkpoint.path, files.settings),
     }
-    ends = end_tokens(checkpoint)
+    ends = [] if files.is_world else end_tokens(checkpoint)
     lost = lost_ends(metadata, ends)
     return LoadedTokenizer(
         metadata,
@@ -137,6 +144,9 @@ def _read(directory: Path) -> _Files:
     path = directory / "tekken.json"
     if os.path.lexists(path):
         return _Files(path, tekken.tokenizer_of_tekken(path), {**tekken.SETTINGS, **settings})
+    path = directory / WORLD_FILE
+    if os.path.lexists(path):
+        return _Files(path, tokenizer_of_world(path), settings)
     path = directory / "tiktoken.model"
     if os.path.lexists(path):
         return _Files(path, tokenizer_of_tiktoken(path, settings), settings)
@@ -145,7 +155,7 @@ def _read(directory: Path) -> _Files:
         model = read_sentencepiece_model(path)
         return _Files(path, with_added_tokens(directory, tokenizer_of_model(model), settings), settings, model)
     raise UnusableInputError(
-        f"{directory}: has neither tokenizer.json nor tekken.json, tiktoken.model or tokenizer.model",
+        f"{directory}: has neither tokenizer.json nor tekken.json, tiktoken.model, tokenizer.model or {WORLD_FILE}",
         "save it with transformers' AutoTokenizer.from_pretrained(…).save_pretrained(…)",
     )
 
@@ -158,6 +168,8 @@ def _vocabulary(config: Config, files: _Files, original: tokenizers.Tokenizer, p
         return bpe_vocabulary(path, document, settings, config.vocab_size, name)
     if pre is not None:
         raise UsageError(f"--pre has no effect: {path} is not a byte-level BPE tokenizer", "drop it")
+    if files.is_world:
+        return world_vocabulary(path, config.vocab_size)
     if files.kind == "BPE" and config.hf_class.startswith("Gemma4"):
         return gemma4_vocabulary(path, document, config.vocab_size)
     if files.kind == "BPE":

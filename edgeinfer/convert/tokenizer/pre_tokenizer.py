@@ -34,6 +34,12 @@ _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_U
 _PATHS_AND_SPACE = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _TEKKEN = rf"{_CASED % ('', '')}|\p{{N}}|{_PATHS_AND_SPACE}"
 _GPT4O = rf"{_CASED % (_CONTRACTIONS + '?', _CONTRACTIONS + '?')}|\p{{N}}{{1,3}}|{_PATHS_AND_SPACE}"
+_FALCON = (
+    '{"behavior": "Contiguous", "type": "Punctuation"}',
+    "byte-level words",
+    '{"individual_digits": false, "type": "Digits"}',
+    "[0-9][0-9][0-9]",
+)
 _DEEPSEEK_V3 = (
     r"\p{N}{1,3}",
     "[一-龥\u3040-ゟ゠-ヿ]+",
@@ -65,6 +71,7 @@ _NAMES_BY_RULES: dict[tuple[str, ...], tuple[str, ...]] = {
         *("qwen2", "stablelm2", "hunyuan", "solar-open", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "grok-2"),
     ),
     (_QWEN35, "bytes"): ("qwen35",),
+    _FALCON: ("falcon",),
     (_TEKKEN, "bytes"): ("tekken",),
     (KIMI, "bytes"): ("kimi-k2",),
     (_GPT4O, "bytes"): ("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"),

@@ -41,6 +41,22 @@ def _with(tokenizer: str, **model: Any) -> str:
     return json.dumps(document)
 
 
+def _falcon() -> str:
+    """Falcon's steps: runs of punctuation, words, digits in threes."""
+    document = json.loads(byte_level_tokenizer())
+    threes = {"type": "Split", "pattern": {"Regex": "[0-9][0-9][0-9]"}, "behavior": "Isolated", "invert": False}
+    document["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [
+            {"type": "Punctuation", "behavior": "Contiguous"},
+            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+            {"type": "Digits", "individual_digits": False},
+            threes,
+        ],
+    }
+    return json.dumps(document)
+
+
 def _hash(tokenizer: str, begin: list[int]) -> str:
     ids = tokenizers.Tokenizer.from_str(tokenizer).encode(CHECK_TEXT).ids
     return hashlib.sha256(str([*begin, *ids]).encode()).hexdigest()
@@ -60,6 +76,12 @@ def test_the_rules_decide(tmp_path: Path, tokenizer: str, name: str) -> None:
     metadata = _plan(tmp_path, tokenizer)
     assert metadata["tokenizer.ggml.pre"] == name
     assert ORIGINAL_KEY not in metadata
+
+
+def test_rules_that_the_library_follows_roughly_are_carried_along(tmp_path: Path) -> None:
+    metadata = _plan(tmp_path, _falcon())
+    assert metadata["tokenizer.ggml.pre"] == "falcon"
+    assert ORIGINAL_KEY in metadata
 
 
 def test_the_hash_tells_names_of_the_same_rules_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
