@@ -82,9 +82,9 @@ def test_memory_that_cannot_be_trimmed_is_named():
     assert list(draft_notes(Drafting([Lookup()], 10, float), FakeBackend().capabilities)) == []
 
 
-def test_a_real_answer_with_drafts_says_what_they_brought(smollm2_gguf, tmp_path, monkeypatch):
+def test_a_real_answer_with_drafts_says_what_they_brought(smollm2_gguf, tmp_path, monkeypatch, kernels):
     monkeypatch.setenv("EDGEINFER_HOME", str(tmp_path))
-    options = RuntimeOptions(prefix_cache=False, ctx_size=512)
+    options = RuntimeOptions(prefix_cache=False, ctx_size=512, kernels=kernels)
     usage = {}
     for draft in ("off", "lookup", "auto"):
         with edgeinfer.load(smollm2_gguf, dataclasses.replace(options, draft=draft)) as model:
