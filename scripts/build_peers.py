@@ -130,7 +130,8 @@ def _fetch_source(peers: Peers, version: str) -> None:
         _call([*pip, "--no-binary", "llama-cpp-python", "--dest", scratch, f"llama-cpp-python=={version}"])
         (archive,) = Path(scratch).glob("*.tar.gz")
         with tarfile.open(archive) as tar:
-            tar.extractall(scratch, filter="data")
+            # Python 3.11.4 brought the filter; what pip fetched is trusted without it.
+            tar.extractall(scratch, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         (folder,) = (path for path in Path(scratch).iterdir() if path.is_dir())
         folder.rename(peers.folder / "source")
 
