@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from edgeinfer.convert.kept_errors import KeptErrors
 from edgeinfer.convert.resolve import PartPlan, TensorPlan
+from edgeinfer.convert.target import Errors
 from edgeinfer.convert.worker import Slab, Worker, fits_range
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.types import Quantizer
@@ -27,8 +28,6 @@ N_SAMPLES = 16
 SAMPLE_ELEMENTS = 1 << 15
 """Of all of a tensor's samples together, unless its rows are longer than a sixteenth of that."""
 
-Errors = dict[GGMLType, float]
-"""By type, the energy of the error as a share of the product's; a type that the values don't fit is left out."""
 Rows = tuple[NDArray[np.float32], NDArray[np.float32] | None]
 """Some rows of one matrix, and how much each column matters, if that is known."""
 

@@ -20,6 +20,7 @@ from edgeinfer.options import ConvertOptions
 
 T = GGMLType
 Errors = dict[GGMLType, float]
+"""By type, the energy of the error as a share of the product's; a type that the values don't fit is left out."""
 Measure = Callable[[Sequence[tuple[TensorPlan, Sequence[GGMLType]]]], Sequence[Errors]]
 """Finds the relative errors of types for tensors."""
 
