@@ -41,7 +41,7 @@ conformance: $(INSTALLED)
 	@$(BIN)/python scripts/conformance.py
 	@$(BIN)/python scripts/golden_embeddings.py
 	$(PYTEST) tests/conformance --all-types
-	$(PYTEST) -m slow tests/convert tests/native
+	$(PYTEST) -m slow tests/convert tests/native/test_recurrent.py
 
 bench: models
 	@$(BIN)/python scripts/compare.py

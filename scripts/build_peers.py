@@ -126,10 +126,12 @@ def _fetch_source(peers: Peers, version: str) -> None:
     console.note(f"fetching the source of llama-cpp-python {version}")
     with tempfile.TemporaryDirectory(dir=peers.folder, prefix=".source-") as scratch:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        _call([*pip, "--no-binary", ":all:", "--dest", scratch, f"llama-cpp-python=={version}"])
+        # Of this package alone: what it is built with would be built from source too, for minutes and for nothing.
+        _call([*pip, "--no-binary", "llama-cpp-python", "--dest", scratch, f"llama-cpp-python=={version}"])
         (archive,) = Path(scratch).glob("*.tar.gz")
         with tarfile.open(archive) as tar:
-            tar.extractall(scratch, filter="data")
+            # Python 3.11.4 brought the filter; what pip fetched is trusted without it.
+            tar.extractall(scratch, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         (folder,) = (path for path in Path(scratch).iterdir() if path.is_dir())
         folder.rename(peers.folder / "source")
 

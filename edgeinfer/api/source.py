@@ -11,7 +11,7 @@ from pathlib import Path
 from edgeinfer.convert.adapters.peft import PeftAdapter
 from edgeinfer.convert.checkpoint import SOURCE_HINT
 from edgeinfer.convert.file_types import file_type
-from edgeinfer.errors import NotFoundError, ResourceError, UsageError
+from edgeinfer.errors import NotFoundError, ResourceError, UnusableInputError, UsageError
 from edgeinfer.options import ConvertOptions
 from edgeinfer.registry import hub
 from edgeinfer.registry.hub_id import parse_id
@@ -56,7 +56,9 @@ def locate_base(adapter: PeftAdapter, base: str | PathLike[str] | None) -> Path:
     """
     name = str(adapter.base if base is None else base)
     if not name:
-        raise UsageError(f"{adapter.path}: the adapter does not say what it was trained on", "give it with --base")
+        raise UnusableInputError(
+            f"{adapter.path}: the adapter does not say what it was trained on", "give it with --base"
+        )
     if os.path.lexists(name):
         return Path(name)
     revision = f"@{adapter.revision}" if base is None and adapter.revision and "@" not in name else ""

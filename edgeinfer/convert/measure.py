@@ -4,9 +4,6 @@ The loss is the energy of the error of a product with the tensor, as a share of 
 rows and columns of E[x²] (w - q)², divided by the sum of E[x²] w². E[x²] is the importance matrix's mean square of what
 a column is multiplied with; without a matrix all columns count alike. A sample of a few rows from all over the tensor
 tells it to a few percent, so that the cost does not grow with the model.
-
-Of an embedding and a head all columns count alike too, though they are quantized with the matrix where that knows them:
-a few columns have hundreds of times the others' energy there, but mostly move all tokens' logits together.
 """
 
 from __future__ import annotations
@@ -20,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.convert.kept_errors import KeptErrors
-from edgeinfer.convert.mixture_rules import category
 from edgeinfer.convert.resolve import PartPlan, TensorPlan
+from edgeinfer.convert.target import Errors
 from edgeinfer.convert.worker import Slab, Worker, fits_range
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.types import Quantizer
@@ -31,8 +28,6 @@ N_SAMPLES = 16
 SAMPLE_ELEMENTS = 1 << 15
 """Of all of a tensor's samples together, unless its rows are longer than a sixteenth of that."""
 
-Errors = dict[GGMLType, float]
-"""By type, the energy of the error as a share of the product's; a type that the values don't fit is left out."""
 Rows = tuple[NDArray[np.float32], NDArray[np.float32] | None]
 """Some rows of one matrix, and how much each column matters, if that is known."""
 
@@ -58,8 +53,7 @@ def measure(
             local.worker = Worker(quantizer)
             workers.append(local.worker)
         tensor, types = tensors[number]
-        columns_alike = category(tensor.name) in ("token_embd", "output")
-        found[number] = _errors_of(_sampled(tensor, local.worker), types, columns_alike, quantizer, kept)
+        found[number] = _errors_of(_sampled(tensor, local.worker), types, quantizer, kept)
 
     try:
         with ThreadPoolExecutor(max(1, min(threads, len(tensors))), thread_name_prefix="measure") as pool:
@@ -77,23 +71,21 @@ def measure(
     return found
 
 
-def _errors_of(
-    samples: Sequence[Rows], types: Sequence[GGMLType], columns_alike: bool, quantizer: Quantizer, kept: KeptErrors
-) -> Errors:
+def _errors_of(samples: Sequence[Rows], types: Sequence[GGMLType], quantizer: Quantizer, kept: KeptErrors) -> Errors:
     digest = hashlib.sha256()
     for rows, weights in samples:
-        digest.update(f"{rows.shape} {weights is not None} {columns_alike} ".encode())
+        digest.update(f"{rows.shape} {weights is not None} ".encode())
         digest.update(rows.tobytes())
         digest.update(b"" if weights is None else weights.tobytes())
     key = digest.hexdigest()
     largest = max(float(np.abs(rows).max(initial=0)) for rows, _ in samples)
     known = kept.of(key)
-    new = {t: _error(samples, t, columns_alike, quantizer) for t in types if t not in known and fits_range(t, largest)}
+    new = {t: _error(samples, t, quantizer) for t in types if t not in known and fits_range(t, largest)}
     kept.add(key, new)
     return {t: error for t, error in {**known, **new}.items() if t in types}
 
 
-def _error(samples: Sequence[Rows], ggml_type: GGMLType, columns_alike: bool, quantizer: Quantizer) -> float:
+def _error(samples: Sequence[Rows], ggml_type: GGMLType, quantizer: Quantizer) -> float:
     error = energy = 0.0
     for rows, weights in samples:
         data = np.empty(len(rows) * ggml_type.row_nbytes(rows.shape[1]), np.uint8)
@@ -101,8 +93,8 @@ def _error(samples: Sequence[Rows], ggml_type: GGMLType, columns_alike: bool, qu
         back = np.empty_like(rows)
         quantizer.dequantize(ggml_type, data, back)
         back -= rows
-        error += _energy(back, None if columns_alike else weights)
-        energy += _energy(rows, None if columns_alike else weights)
+        error += _energy(back, weights)
+        energy += _energy(rows, weights)
     return error / energy if energy else 0.0
 
 

@@ -34,18 +34,13 @@ _TOKEN_EMBD, _OUTPUT, _TIED = 0.15, 1.6, 1.7
 """The same, of the whole model's layers together, for the embedding, the head, and an embedding that is both."""
 
 
-_WEIGHTED_HEAD = 0.5
-"""What is left of a head's where the importance matrix knows it, whose few large columns are then quantized better."""
-
-
-def sensitivity(name: str, n_layers: int, *, is_tied: bool, is_weighted: bool = False) -> float:
+def sensitivity(name: str, n_layers: int, *, is_tied: bool) -> float:
     """The divergence that a relative error of this tensor brings, in a unit that all tensors of a model share."""
     kind = category(name)
     if kind == "output":
-        return _OUTPUT * (_WEIGHTED_HEAD if is_weighted else 1)
+        return _OUTPUT
     if kind == "token_embd":
-        is_head = is_tied and name == "token_embd.weight"
-        return _TIED * (_WEIGHTED_HEAD if is_weighted else 1) if is_head else _TOKEN_EMBD
+        return _TIED if is_tied else _TOKEN_EMBD
     layer = re.match(r"blk\.(\d+)\.", name)
     if layer is None or not n_layers:
         return _OTHER[_MIDDLE]

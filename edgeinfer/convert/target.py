@@ -20,6 +20,7 @@ from edgeinfer.options import ConvertOptions
 
 T = GGMLType
 Errors = dict[GGMLType, float]
+"""By type, the energy of the error as a share of the product's; a type that the values don't fit is left out."""
 Measure = Callable[[Sequence[tuple[TensorPlan, Sequence[GGMLType]]]], Sequence[Errors]]
 """Finds the relative errors of types for tensors."""
 
@@ -99,9 +100,7 @@ def _items(plan: ConvertPlan, options: ConvertOptions, budget_nbytes: int) -> li
     free = [
         tensor
         for tensor in plan.tensors
-        if tensor.parts
-        and may_quantize(tensor.name, tensor.shape)
-        and not is_decided(overrides, tensor.name, is_tied=_is_tied(plan))
+        if may_quantize(tensor.name, tensor.shape) and not is_decided(overrides, tensor.name, is_tied=_is_tied(plan))
     ]
     fast = [_item(tensor, FAST_TYPES, plan, options) for tensor in free]
     others_nbytes = plan.tensor_nbytes - sum(t.nbytes for t in free)
@@ -137,8 +136,7 @@ def _losses(plan: ConvertPlan, items: Sequence[_Item], measure: Measure) -> list
     measured = measure([(item.tensor, [t for t in item.types if t is not item.own]) for item in items])
     losses = []
     for item, errors in zip(items, measured, strict=True):
-        is_weighted = item.tensor.importance is not None
-        factor = sensitivity(item.tensor.name, n_layers, is_tied=_is_tied(plan), is_weighted=is_weighted)
+        factor = sensitivity(item.tensor.name, n_layers, is_tied=_is_tied(plan))
         losses.append({item.own: 0.0} | {t: factor * error for t, error in errors.items()})
     return losses
 

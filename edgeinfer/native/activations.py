@@ -1,8 +1,7 @@
 """Watches a forward pass and sums up the squares of what each weight is multiplied with.
 
 The definitions are those of llama.cpp's tools/imatrix: matrix products of the layers with at least 16 rows, and every
-product with experts; sums in double precision here. The head is watched, too, as there with `--process-output`, and
-also where the embedding serves as the head.
+product with experts; sums in double precision here.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from edgeinfer.native.tensors import Tensor, prove_layout, tensor_at, values, we
 from edgeinfer.types import Importance
 
 MIN_ROWS = 16
-_HEADS = ("output.weight", "token_embd.weight")
 MAX_SUM = float(np.finfo(np.float32).max)
 
 
@@ -70,8 +68,7 @@ class ActivationSums:
             return bool(node.op == self._mul_mat_id)
         rows = tensor_at(node.src[1])
         is_wide = rows.ne[1] >= MIN_ROWS and rows.type == GGMLType.F32
-        name = weight_name(tensor_at(node.src[0]))
-        return is_wide and (name.startswith("blk.") or name in _HEADS)
+        return is_wide and weight_name(tensor_at(node.src[0])).startswith("blk.")
 
     def _add(self, name: str, node: Tensor) -> None:
         weight = tensor_at(node.src[0])

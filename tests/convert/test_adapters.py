@@ -230,7 +230,7 @@ def test_the_base_is_what_the_adapter_states_unless_told(base: Path, tmp_path: P
     (config_only / "config.json").write_bytes((base / "config.json").read_bytes())
     assert plan_conversion(adapter, options=ConvertOptions(base=config_only)).plan.architecture == "llama"
     change_json(adapter / "adapter_config.json", {"base_model_name_or_path": None})
-    with pytest.raises(UsageError, match="does not say what it was trained on"):
+    with pytest.raises(UnusableInputError, match="does not say what it was trained on"):
         plan_conversion(adapter)
     with pytest.raises(NotFoundError):
         plan_conversion(adapter, options=ConvertOptions(base=tmp_path))

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from checkpoints import change_json, write_json, write_safetensors
 from random_checkpoint import PLAIN, make_checkpoint, read_model
+from tiny_models import make_model, plan_of
 
-from edgeinfer.api.convert import plan_conversion
 from edgeinfer.convert.checkpoint import read_safetensors_header
-from edgeinfer.convert.plan import ConvertPlan
 from edgeinfer.errors import UnusableInputError
 
 LLAMA3_ROPE = {
@@ -26,17 +25,6 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-
-
-def _make(name: str, folder: Path, **changes: Any) -> Path:
-    """The plain variant of a model with a changed config; a change to None leaves the key out."""
-    model = read_model(name)
-    config = {key: value for key, value in (model.config | changes).items() if value is not None}
-    return make_checkpoint(replace(model, config=config), PLAIN, folder)
-
-
-def _plan(checkpoint: Path) -> ConvertPlan:
-    return plan_conversion(checkpoint).plan
 
 
 @pytest.mark.parametrize(
@@ -77,25 +65,25 @@ def _plan(checkpoint: Path) -> ConvertPlan:
     ids=str,
 )
 def test_what_llama_cpp_would_compute_differently_is_refused(name: str, change: dict[str, Any], tmp_path: Path) -> None:
-    checkpoint = _make(name, tmp_path)
+    checkpoint = make_model(name, tmp_path)
     change_json(checkpoint / "config.json", change)
     if None in change.values():
-        checkpoint = _make(name, tmp_path / "without", **change)
+        checkpoint = make_model(name, tmp_path / "without", **change)
     with pytest.raises(UnusableInputError) as caught:
-        _plan(checkpoint)
+        plan_of(checkpoint)
     assert "config.json" in caught.value.message
     assert next(iter(change)) in caught.value.message or "rope" in caught.value.message
 
 
 def test_a_soft_cap_of_null_is_none_and_not_the_default(tmp_path: Path) -> None:
-    checkpoint = _make("gemma2", tmp_path)
+    checkpoint = make_model("gemma2", tmp_path)
     change_json(checkpoint / "config.json", {"final_logit_softcapping": None})
     with pytest.raises(UnusableInputError, match="final_logit_softcapping"):
-        _plan(checkpoint)
+        plan_of(checkpoint)
 
 
 def test_the_parts_of_a_multimodal_model_that_see_are_left_out_and_named(tmp_path: Path) -> None:
-    plan = _plan(_make("gemma3-multimodal", tmp_path))
+    plan = plan_of(make_model("gemma3-multimodal", tmp_path))
     assert plan.dropped == (
         "21 tensors of vision_tower (only the text model converts)",
         "2 tensors of multi_modal_projector (only the text model converts)",
@@ -105,57 +93,57 @@ def test_the_parts_of_a_multimodal_model_that_see_are_left_out_and_named(tmp_pat
 
 def test_a_multimodal_model_is_not_named_after_its_text_model(tmp_path: Path) -> None:
     text = {**read_model("gemma3-multimodal").config["text_config"], "_name_or_path": "google/text-model"}
-    plan = _plan(_make("gemma3-multimodal", tmp_path, text_config=text))
+    plan = plan_of(make_model("gemma3-multimodal", tmp_path, text_config=text))
     assert plan.metadata["general.name"] == "Gemma3 Multimodal Plain"
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model.", "model."])
 def test_the_text_model_is_found_by_whichever_name_it_has(prefix: str, tmp_path: Path) -> None:
     model = replace(read_model("gemma3-multimodal"), prefixes={"model.": prefix})
-    assert len(_plan(make_checkpoint(model, PLAIN, tmp_path)).tensors) == 80
+    assert len(plan_of(make_checkpoint(model, PLAIN, tmp_path)).tensors) == 80
 
 
 def test_gpt2_with_and_without_a_prefix_and_with_its_old_masks(tmp_path: Path) -> None:
     model = replace(read_model("gpt2"), prefixes={}, extra_tensors={"h.0.attn.bias": [1, 1, 64, 64]})
-    plain, prefixed = make_checkpoint(model, PLAIN, tmp_path / "plain"), _make("gpt2", tmp_path / "prefixed")
-    assert [(t.name, t.shape) for t in _plan(plain).tensors] == [(t.name, t.shape) for t in _plan(prefixed).tensors]
+    plain, prefixed = make_checkpoint(model, PLAIN, tmp_path / "plain"), make_model("gpt2", tmp_path / "prefixed")
+    assert [(t.name, t.shape) for t in plan_of(plain).tensors] == [(t.name, t.shape) for t in plan_of(prefixed).tensors]
 
 
 def test_a_tensor_that_is_there_under_two_names(tmp_path: Path) -> None:
-    checkpoint = _make("gpt2", tmp_path)
+    checkpoint = make_model("gpt2", tmp_path)
     write_safetensors(checkpoint / "model-2.safetensors", {"ln_f.bias": np.zeros(256, np.float32)})
     files = [checkpoint / "model.safetensors", checkpoint / "model-2.safetensors"]
     weight_map = {name: file.name for file in files for name in read_safetensors_header(file)}
     write_json(checkpoint / "model.safetensors.index.json", {"weight_map": weight_map})
     with pytest.raises(UnusableInputError, match=r"transformer\.ln_f\.bias"):
-        _plan(checkpoint)
+        plan_of(checkpoint)
 
 
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:
-    checkpoint = _make("mixtral", tmp_path)
+    checkpoint = make_model("mixtral", tmp_path)
     change_json(checkpoint / "config.json", {"num_local_experts": 9})
     with pytest.raises(UnusableInputError, match=r"block_sparse_moe\.experts\.8\.w1\.weight"):
-        _plan(checkpoint)
+        plan_of(checkpoint)
 
 
 def test_a_missing_layer_of_a_stack_is_a_wrong_shape(tmp_path: Path) -> None:
-    checkpoint = _make("granitemoe", tmp_path)
+    checkpoint = make_model("granitemoe", tmp_path)
     change_json(checkpoint / "config.json", {"num_local_experts": 3})
     with pytest.raises(UnusableInputError, match=r"input_linear\.weight has \[4, 512, 256\], expected \[3, 512, 256\]"):
-        _plan(checkpoint)
+        plan_of(checkpoint)
 
 
 def test_the_size_of_a_model_with_experts_is_told_by_the_expert(tmp_path: Path) -> None:
-    metadata = _plan(_make("mixtral", tmp_path)).metadata
+    metadata = plan_of(make_model("mixtral", tmp_path)).metadata
     assert metadata["general.size_label"] == "8x1.7M"
 
 
 def test_both_ways_to_state_a_rope_for_each_kind_of_layer(tmp_path: Path) -> None:
     scaled = {"rope_type": "linear", "factor": 8.0}
-    old = _plan(_make("gemma3", tmp_path / "old", rope_theta=5e5, rope_local_base_freq=2e3, rope_scaling=scaled))
+    old = plan_of(make_model("gemma3", tmp_path / "old", rope_theta=5e5, rope_local_base_freq=2e3, rope_scaling=scaled))
     kinds = {"full_attention": {"rope_theta": 5e5, **scaled}, "sliding_attention": {"rope_theta": 2e3}}
-    new = _plan(
-        _make(
+    new = plan_of(
+        make_model(
             "gemma3",
             tmp_path / "new",
             rope_theta=None,

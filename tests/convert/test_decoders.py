@@ -10,20 +10,15 @@ import numpy as np
 import pytest
 from checkpoints import change_json, write_json, write_safetensors
 from random_checkpoint import PLAIN, make_checkpoint, read_model
+from tiny_models import plan_of
 
-from edgeinfer.api.convert import plan_conversion
 from edgeinfer.convert.checkpoint import read_safetensors_header
-from edgeinfer.convert.plan import ConvertPlan
 from edgeinfer.errors import UnusableInputError
 
 
 def _make(name: str, folder: Path, **changes: Any) -> Path:
     model = read_model(name)
     return make_checkpoint(replace(model, config=model.config | changes), PLAIN, folder)
-
-
-def _plan(checkpoint: Path) -> ConvertPlan:
-    return plan_conversion(checkpoint).plan
 
 
 @pytest.mark.parametrize(
@@ -84,19 +79,19 @@ def test_what_llama_cpp_would_compute_differently_is_refused(name: str, change: 
     checkpoint = _make(name, tmp_path)
     change_json(checkpoint / "config.json", change)
     with pytest.raises(UnusableInputError) as caught:
-        _plan(checkpoint)
+        plan_of(checkpoint)
     assert "config.json" in caught.value.message
     nested = {"rope_scaling", "rope_parameters", "activation_function", "text_config"}
     assert any(key in caught.value.message for key in change) or nested & set(change)
 
 
 def test_a_falcon_of_the_first_kind_has_one_key_value_head_whatever_else_it_says(tmp_path: Path) -> None:
-    metadata = _plan(_make("falcon", tmp_path, num_kv_heads=4)).metadata
+    metadata = plan_of(_make("falcon", tmp_path, num_kv_heads=4)).metadata
     assert metadata["falcon.attention.head_count_kv"] == 1
 
 
 def test_falcon_2_keeps_its_own_rope_and_context(tmp_path: Path) -> None:
-    metadata = _plan(_make("falcon", tmp_path, rope_theta=500042.0, max_position_embeddings=8192)).metadata
+    metadata = plan_of(_make("falcon", tmp_path, rope_theta=500042.0, max_position_embeddings=8192)).metadata
     assert metadata["falcon.rope.freq_base"] == 500042.0
     assert metadata["falcon.context_length"] == 8192
 
@@ -118,7 +113,7 @@ def test_ministral_with_another_rope_than_llama_cpps_is_refused(change: dict[str
     checkpoint = _make("ministral3", tmp_path)
     change_json(checkpoint / "config.json", {"rope_parameters": rope})
     with pytest.raises(UnusableInputError, match=r"config\.json"):
-        _plan(checkpoint)
+        plan_of(checkpoint)
 
 
 def test_olmo_3_in_the_newer_form_of_configs(tmp_path: Path) -> None:
@@ -128,8 +123,8 @@ def test_olmo_3_in_the_newer_form_of_configs(tmp_path: Path) -> None:
         "sliding_attention": {"rope_type": "default", "rope_theta": old["rope_theta"]},
     }
     plans = [
-        _plan(_make("olmo3", tmp_path / "old")),
-        _plan(_make("olmo3", tmp_path / "new", rope_scaling=None, rope_theta=None, rope_parameters=ropes)),
+        plan_of(_make("olmo3", tmp_path / "old")),
+        plan_of(_make("olmo3", tmp_path / "new", rope_scaling=None, rope_theta=None, rope_parameters=ropes)),
     ]
     told = [{key: str(value) for key, value in plan.metadata.items() if key.startswith("olmo2.")} for plan in plans]
     assert told[0] == told[1]
@@ -138,7 +133,7 @@ def test_olmo_3_in_the_newer_form_of_configs(tmp_path: Path) -> None:
 def test_a_scaled_window_of_olmo_3_is_refused(tmp_path: Path) -> None:
     ropes = {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 5e5, "rope_type": "linear"}}
     with pytest.raises(UnusableInputError, match="sliding_attention"):
-        _plan(_make("olmo3", tmp_path, rope_scaling=None, rope_theta=None, rope_parameters=ropes))
+        plan_of(_make("olmo3", tmp_path, rope_scaling=None, rope_theta=None, rope_parameters=ropes))
 
 
 def test_the_text_model_of_a_multimodal_llama_4(tmp_path: Path) -> None:
@@ -151,10 +146,10 @@ def test_the_text_model_of_a_multimodal_llama_4(tmp_path: Path) -> None:
         prefixes={"model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
         extra_tensors={"vision_model.class_embedding": [8], "multi_modal_projector.linear_1.weight": [8, 8]},
     )
-    plan = _plan(make_checkpoint(changed, PLAIN, tmp_path / "whole"))
+    plan = plan_of(make_checkpoint(changed, PLAIN, tmp_path / "whole"))
     assert plan.tensors[0].parts
     assert [(t.name, t.shape, t.type) for t in plan.tensors] == [
-        (t.name, t.shape, t.type) for t in _plan(_make("llama4", tmp_path / "text")).tensors
+        (t.name, t.shape, t.type) for t in plan_of(_make("llama4", tmp_path / "text")).tensors
     ]
     assert len(plan.dropped) == 2
 
@@ -168,6 +163,6 @@ def test_cohere_biases_are_left_out_only_when_they_are_zero(tmp_path: Path) -> N
         weight_map = {name: file.name for file in files for name in read_safetensors_header(file)}
         write_json(checkpoint / "model.safetensors.index.json", {"weight_map": weight_map})
         if value == 0:
-            assert "1 biases that are all zero" in _plan(checkpoint).dropped
+            assert "1 biases that are all zero" in plan_of(checkpoint).dropped
     with pytest.raises(UnusableInputError, match=r"surplus: model\.layers\.1\.self_attn\.q_proj\.bias"):
-        _plan(checkpoint)
+        plan_of(checkpoint)

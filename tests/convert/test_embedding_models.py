@@ -13,11 +13,11 @@ import pytest
 from checkpoints import change_json, write_json
 from gguf_parts import take_apart, u32
 from random_checkpoint import PLAIN, make_checkpoint, prompt, read_model
+from tiny_models import plan_of
 
 from edgeinfer.api.convert import convert, plan_conversion
 from edgeinfer.api.embed import load_encoder
 from edgeinfer.api.load import load
-from edgeinfer.convert.plan import ConvertPlan
 from edgeinfer.errors import NotFoundError, UnusableInputError
 from edgeinfer.native import encoder as native_encoder
 from edgeinfer.options import ConvertOptions
@@ -27,10 +27,6 @@ def _make(name: str, folder: Path, *without: str, **changes: Any) -> Path:
     model = read_model(name)
     beside = {path: content for path, content in model.beside.items() if path not in without}
     return make_checkpoint(replace(model, config=model.config | changes, beside=beside), PLAIN, folder)
-
-
-def _plan(checkpoint: Path) -> ConvertPlan:
-    return plan_conversion(checkpoint).plan
 
 
 @pytest.mark.parametrize(
@@ -54,7 +50,7 @@ def test_matrices_after_the_pooling_that_llama_cpp_would_not_compute(
     checkpoint = _make("gemma-embedding", tmp_path)
     change_json(checkpoint / "2_Dense" / "config.json", change)
     with pytest.raises(UnusableInputError, match=message):
-        _plan(checkpoint)
+        plan_of(checkpoint)
 
 
 def test_one_matrix_after_the_pooling_alone_is_refused(tmp_path: Path) -> None:
@@ -62,20 +58,20 @@ def test_one_matrix_after_the_pooling_alone_is_refused(tmp_path: Path) -> None:
     modules = read_model("gemma-embedding").beside["modules.json"]
     write_json(checkpoint / "modules.json", modules[:3])
     with pytest.raises(UnusableInputError, match="Dense layers of"):
-        _plan(checkpoint)
+        plan_of(checkpoint)
 
 
 def test_a_matrix_after_the_pooling_that_is_missing(tmp_path: Path) -> None:
     checkpoint = _make("gemma-embedding", tmp_path)
     (checkpoint / "3_Dense" / "model.safetensors").unlink()
     with pytest.raises((UnusableInputError, NotFoundError), match="3_Dense"):
-        _plan(checkpoint)
+        plan_of(checkpoint)
 
 
 def test_an_embedding_gemma_without_modules_ends_with_the_mean(tmp_path: Path) -> None:
     checkpoint = _make("gemma-embedding", tmp_path)
     (checkpoint / "modules.json").unlink()
-    plan = _plan(checkpoint)
+    plan = plan_of(checkpoint)
     assert plan.is_encoder
     assert not any("dense" in t.name for t in plan.tensors)
 
@@ -87,14 +83,14 @@ def test_the_matrices_after_the_pooling_may_not_be_overwritten(tmp_path: Path) -
 
 def test_an_embedding_gemma_of_windows_only_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnusableInputError, match="all layers have a window"):
-        _plan(_make("gemma-embedding", tmp_path, num_hidden_layers=5))
+        plan_of(_make("gemma-embedding", tmp_path, num_hidden_layers=5))
 
 
 def test_a_causal_gemma_is_no_encoder(tmp_path: Path) -> None:
     checkpoint = _make("gemma-embedding", tmp_path)
     change_json(checkpoint / "config.json", {"use_bidirectional_attention": False})
     with pytest.raises(UnusableInputError, match="use_bidirectional_attention"):
-        _plan(checkpoint)
+        plan_of(checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +142,7 @@ def test_a_long_text_goes_through_a_decoder_in_pieces(tmp_path: Path, monkeypatc
 def test_an_embedding_model_that_is_not_tied_needs_no_head(tmp_path: Path) -> None:
     checkpoint = _make("qwen3-embedding", tmp_path)
     change_json(checkpoint / "config.json", {"tie_word_embeddings": False})
-    assert not any(t.name == "output.weight" for t in _plan(checkpoint).tensors)
+    assert not any(t.name == "output.weight" for t in plan_of(checkpoint).tensors)
 
 
 def test_a_reranker_makes_scores_only(tmp_path: Path) -> None:
@@ -176,9 +172,9 @@ def _configured(checkpoint: Path) -> Path:
 def test_an_older_reranker_is_known_by_its_name(told: Callable[[Path], Path], tmp_path: Path) -> None:
     checkpoint = told(_make("qwen3", tmp_path))
     with pytest.raises(UnusableInputError, match=r"answers are the tokens \[None, None\]"):
-        _plan(checkpoint)
+        plan_of(checkpoint)
     _write_answers(checkpoint / "tokenizer.json")
-    plan = _plan(checkpoint)
+    plan = plan_of(checkpoint)
     assert plan.metadata["qwen3.pooling_type"] == 4
     (answers,) = (t for t in plan.tensors if t.name == "cls.output.weight")
     assert [part.first_row for part in answers.parts] == [319, 318]
@@ -198,7 +194,7 @@ def test_a_reranker_with_one_answer_is_refused(stated: dict[str, Any], tmp_path:
     checkpoint = _make("qwen3-reranker", tmp_path)
     write_json(checkpoint / "1_LogitScore" / "config.json", stated)
     with pytest.raises(UnusableInputError, match="token_id"):
-        _plan(checkpoint)
+        plan_of(checkpoint)
 
 
 @pytest.mark.parametrize("token", [-1, 320, "yes", 2**40])
@@ -206,11 +202,11 @@ def test_an_answer_outside_the_vocabulary_is_refused(token: object, tmp_path: Pa
     checkpoint = _make("qwen3-reranker", tmp_path)
     write_json(checkpoint / "1_LogitScore" / "config.json", {"true_token_id": token, "false_token_id": 5})
     with pytest.raises(UnusableInputError, match="token"):
-        _plan(checkpoint)
+        plan_of(checkpoint)
 
 
 def test_what_a_reranker_was_trained_to_read_goes_with_it(tmp_path: Path) -> None:
-    metadata = _plan(_make("qwen3-reranker", tmp_path)).metadata
+    metadata = plan_of(_make("qwen3-reranker", tmp_path)).metadata
     assert metadata["tokenizer.chat_templates"] == ["rerank"]
     assert "<Query>: {query}\n<Document>: {document}" in metadata["tokenizer.chat_template.rerank"]
-    assert "answer_token_ids" not in str(_plan(_make("qwen3", tmp_path)).metadata)
+    assert "answer_token_ids" not in str(plan_of(_make("qwen3", tmp_path)).metadata)

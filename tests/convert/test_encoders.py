@@ -11,11 +11,11 @@ import pytest
 from checkpoints import change_json, write_json
 from gguf_parts import T, array, take_apart, u32
 from random_checkpoint import PLAIN, make_checkpoint, prompt, read_model
+from tiny_models import plan_of
 
 from edgeinfer.api.convert import convert, plan_conversion
 from edgeinfer.api.embed import load_encoder
 from edgeinfer.api.load import load
-from edgeinfer.convert.plan import ConvertPlan
 from edgeinfer.errors import ContextOverflowError, NotFoundError, UnusableInputError, UsageError
 from edgeinfer.options import ConvertOptions, RuntimeOptions
 
@@ -23,10 +23,6 @@ from edgeinfer.options import ConvertOptions, RuntimeOptions
 def _make(name: str, folder: Path, **changes: Any) -> Path:
     model = read_model(name)
     return make_checkpoint(replace(model, config=model.config | changes), PLAIN, folder)
-
-
-def _plan(checkpoint: Path) -> ConvertPlan:
-    return plan_conversion(checkpoint).plan
 
 
 @pytest.fixture
@@ -53,9 +49,9 @@ def _write_modules(checkpoint: Path, pooling: dict[str, Any], folder: str = "1_P
     ids=str,
 )
 def test_pooling_is_what_sentence_transformers_states(bert: Path, stated: dict[str, Any], number: int) -> None:
-    assert "bert.pooling_type" not in _plan(bert).metadata
+    assert "bert.pooling_type" not in plan_of(bert).metadata
     _write_modules(bert, stated, "1_Pooling", "Normalize")
-    assert _plan(bert).metadata["bert.pooling_type"] == number
+    assert plan_of(bert).metadata["bert.pooling_type"] == number
 
 
 @pytest.mark.parametrize(
@@ -66,18 +62,18 @@ def test_pooling_is_what_sentence_transformers_states(bert: Path, stated: dict[s
 def test_another_pooling_is_refused(bert: Path, stated: dict[str, Any]) -> None:
     _write_modules(bert, stated)
     with pytest.raises(UnusableInputError, match="unknown pooling"):
-        _plan(bert)
+        plan_of(bert)
 
 
 def test_a_module_that_llama_cpp_does_not_have_is_refused(bert: Path) -> None:
     _write_modules(bert, {"pooling_mode": "mean"}, "1_Pooling", "Dense")
     with pytest.raises(UnusableInputError, match=r"unknown module .*Dense"):
-        _plan(bert)
+        plan_of(bert)
 
 
 def test_the_poolings_file_is_looked_for_beside_the_config_only(bert: Path) -> None:
     _write_modules(bert, {"pooling_mode": "mean"}, "../../1_Pooling")
-    assert _plan(bert).metadata["bert.pooling_type"] == 1
+    assert plan_of(bert).metadata["bert.pooling_type"] == 1
 
 
 @pytest.mark.parametrize("folder", ["", ".", "..", "/", "../..", "a\0b"])
@@ -85,17 +81,17 @@ def test_a_pooling_without_a_directory_of_its_own_is_refused(bert: Path, folder:
     write_json(bert / "modules.json", [{"type": "x.Pooling", "path": folder}])
     write_json(bert.parent / "config.json", {"pooling_mode": "cls"})
     with pytest.raises(UnusableInputError, match=r"modules\.json"):
-        _plan(bert)
+        plan_of(bert)
 
 
 @pytest.mark.parametrize("document", ["{}", "[1]", '[{"type": 1}]', "[", '[{"type": "x.Pooling"}]'])
 def test_a_list_of_modules_that_is_none(bert: Path, document: str) -> None:
     (bert / "modules.json").write_text(document, "utf-8")
     if document == "{}":
-        assert "bert.pooling_type" not in _plan(bert).metadata
+        assert "bert.pooling_type" not in plan_of(bert).metadata
         return
     with pytest.raises(UnusableInputError, match=r"modules\.json"):
-        _plan(bert)
+        plan_of(bert)
 
 
 def _rename(checkpoint: Path, *pairs: tuple[bytes, bytes]) -> None:
@@ -110,7 +106,7 @@ def _rename(checkpoint: Path, *pairs: tuple[bytes, bytes]) -> None:
 
 
 def test_old_names_and_the_prefix_of_a_model_with_a_head(bert: Path) -> None:
-    expected = [(t.name, t.shape, t.type) for t in _plan(bert).tensors]
+    expected = [(t.name, t.shape, t.type) for t in plan_of(bert).tensors]
     _rename(
         bert,
         (b'"embeddings.', b'"bert.embeddings.'),
@@ -119,17 +115,17 @@ def test_old_names_and_the_prefix_of_a_model_with_a_head(bert: Path) -> None:
         (b"LayerNorm.bias", b"LayerNorm.beta"),
     )
     change_json(bert / "config.json", {"architectures": ["BertForMaskedLM"]})
-    assert [(t.name, t.shape, t.type) for t in _plan(bert).tensors] == expected
+    assert [(t.name, t.shape, t.type) for t in plan_of(bert).tensors] == expected
 
 
 def test_heads_are_left_out_and_told(tmp_path: Path) -> None:
     extra = {"pooler.dense.weight": [256, 256], "cls.predictions.bias": [320], "embeddings.position_ids": [1, 64]}
-    plan = _plan(make_checkpoint(replace(read_model("bert"), extra_tensors=extra), PLAIN, tmp_path))
+    plan = plan_of(make_checkpoint(replace(read_model("bert"), extra_tensors=extra), PLAIN, tmp_path))
     assert plan.dropped == ("2 tensors like pooler.dense.weight (a head that embeddings do without)",)
 
 
 def test_xlm_roberta_positions_begin_after_the_padding_token(tmp_path: Path) -> None:
-    plan = _plan(_make("xlm-roberta", tmp_path))
+    plan = plan_of(_make("xlm-roberta", tmp_path))
     (positions,) = (t for t in plan.tensors if t.name == "position_embd.weight")
     assert positions.shape == (256, 64)
     assert positions.parts[0].first_row == 2
@@ -166,12 +162,12 @@ def test_what_llama_cpp_would_compute_differently_is_refused(name: str, change: 
     checkpoint = _make(name, tmp_path)
     change_json(checkpoint / "config.json", change)
     with pytest.raises(UnusableInputError, match=r"config\.json"):
-        _plan(checkpoint)
+        plan_of(checkpoint)
 
 
 def test_modern_bert_with_a_head_and_in_todays_words(tmp_path: Path) -> None:
     checkpoint = _make("modern-bert", tmp_path)
-    expected = _plan(checkpoint)
+    expected = plan_of(checkpoint)
     names = [(f'"{name}.'.encode(), f'"model.{name}.'.encode()) for name in ("embeddings", "layers", "final_norm")]
     _rename(checkpoint, *names)
     ropes = {"full_attention": {"rope_theta": 160000.0}, "sliding_attention": {"rope_theta": 1000.0}}
@@ -184,7 +180,7 @@ def test_modern_bert_with_a_head_and_in_todays_words(tmp_path: Path) -> None:
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
     }
     change_json(checkpoint / "config.json", changes)
-    plan = _plan(checkpoint)
+    plan = plan_of(checkpoint)
     assert [(t.name, t.shape, t.type) for t in plan.tensors] == [(t.name, t.shape, t.type) for t in expected.tensors]
     for key in (key for key in expected.metadata if key.startswith("modern-bert.")):
         assert plan.metadata[key] == expected.metadata[key]
@@ -193,7 +189,7 @@ def test_modern_bert_with_a_head_and_in_todays_words(tmp_path: Path) -> None:
 def test_modern_bert_without_a_rope_for_windows_has_the_other_there_too(tmp_path: Path) -> None:
     checkpoint = _make("modern-bert", tmp_path)
     change_json(checkpoint / "config.json", {"local_rope_theta": None})
-    assert _plan(checkpoint).metadata["modern-bert.rope.freq_base_swa"] == 160000.0
+    assert plan_of(checkpoint).metadata["modern-bert.rope.freq_base_swa"] == 160000.0
 
 
 def test_modern_bert_without_windows_runs(tmp_path: Path) -> None:

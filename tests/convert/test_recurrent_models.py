@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from checkpoints import change_json
 from random_checkpoint import PLAIN, make_checkpoint, read_model
+from tiny_models import make_model, plan_of
 
-from edgeinfer.api.convert import convert, plan_conversion
+from edgeinfer.api.convert import convert
 from edgeinfer.convert.architectures import lookup
 from edgeinfer.convert.architectures.base import negative_exponential
 from edgeinfer.convert.config import Config
-from edgeinfer.convert.plan import ConvertPlan
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.options import ConvertOptions
 
@@ -34,17 +34,6 @@ MODELS = (
     "granitemoeshared",
     "rwkv7",
 )
-
-
-def _make(name: str, folder: Path, **changes: Any) -> Path:
-    """The plain variant of a model with a changed config; a change to None leaves the key out."""
-    model = read_model(name)
-    config = {key: value for key, value in (model.config | changes).items() if value is not None}
-    return make_checkpoint(replace(model, config=config), PLAIN, folder)
-
-
-def _plan(checkpoint: Path) -> ConvertPlan:
-    return plan_conversion(checkpoint).plan
 
 
 @pytest.mark.parametrize(
@@ -82,10 +71,10 @@ def _plan(checkpoint: Path) -> ConvertPlan:
 def test_what_cannot_be_or_would_be_computed_differently_is_refused(
     name: str, change: dict[str, Any], tmp_path: Path
 ) -> None:
-    checkpoint = _make(name, tmp_path)
+    checkpoint = make_model(name, tmp_path)
     change_json(checkpoint / "config.json", change)
     with pytest.raises(UnusableInputError) as caught:
-        _plan(checkpoint)
+        plan_of(checkpoint)
     assert "config.json" in caught.value.message
 
 
@@ -129,43 +118,44 @@ def test_odd_values_are_refused_or_harmless(name: str) -> None:
 
 def test_a_time_step_rank_that_is_left_open_is_a_16th_of_the_width(tmp_path: Path) -> None:
     for i, rank in enumerate(("auto", None)):
-        plan = _plan(_make("mamba", tmp_path / str(i), time_step_rank=rank))
+        plan = plan_of(make_model("mamba", tmp_path / str(i), time_step_rank=rank))
         assert plan.metadata["mamba.ssm.time_step_rank"] == 16
 
 
 def test_mamba_codestrals_names_are_known(tmp_path: Path) -> None:
     model = replace(read_model("mamba2"), prefixes={"": "model."})
-    assert len(_plan(make_checkpoint(model, PLAIN, tmp_path)).tensors) == 3 + 9 * 3
+    assert len(plan_of(make_checkpoint(model, PLAIN, tmp_path)).tensors) == 3 + 9 * 3
 
 
 def test_a_tied_head_of_falcon_h1_is_scaled_by_itself(tmp_path: Path) -> None:
     """Its embedding has another scale, and the two are one table."""
     names = {
-        tensor.name: tensor for tensor in _plan(_make("falcon-h1", tmp_path / "a", tie_word_embeddings=True)).tensors
+        tensor.name: tensor
+        for tensor in plan_of(make_model("falcon-h1", tmp_path / "a", tie_word_embeddings=True)).tensors
     }
     assert names["output.weight"].parts[0].spec is names["token_embd.weight"].parts[0].spec
-    same = _make(
+    same = make_model(
         "falcon-h1", tmp_path / "b", tie_word_embeddings=True, lm_head_multiplier=2.0, embedding_multiplier=2.0
     )
-    assert "output.weight" not in {tensor.name for tensor in _plan(same).tensors}
+    assert "output.weight" not in {tensor.name for tensor in plan_of(same).tensors}
 
 
 def test_a_rope_in_a_hybrid_is_kept(tmp_path: Path) -> None:
-    plan = _plan(_make("granitehybrid", tmp_path, position_embedding_type="rope"))
+    plan = plan_of(make_model("granitehybrid", tmp_path, position_embedding_type="rope"))
     assert plan.metadata["granitehybrid.rope.scaling.finetuned"] is True
     assert plan.metadata["granitehybrid.context_length"] == 4096
 
 
 def test_ranks_that_an_rwkv_leaves_open_are_those_of_its_matrices(tmp_path: Path) -> None:
-    checkpoint = _make("rwkv7", tmp_path)
+    checkpoint = make_model("rwkv7", tmp_path)
     change_json(checkpoint / "config.json", {"a_low_rank_dim": None, "v_low_rank_dim": None})
-    metadata = _plan(checkpoint).metadata
+    metadata = plan_of(checkpoint).metadata
     assert metadata["rwkv7.attention.iclr_lora_rank"] == 48
     assert metadata["rwkv7.attention.value_residual_mix_lora_rank"] == 16
 
 
 def test_decays_that_overflow_are_refused_with_the_tensors_name(tmp_path: Path) -> None:
-    checkpoint = _make("mamba2", tmp_path)
+    checkpoint = make_model("mamba2", tmp_path)
     weights = checkpoint / "model.safetensors"
     raw = bytearray(weights.read_bytes())
     length = int.from_bytes(raw[:8], "little")

@@ -12,22 +12,9 @@ from typing import Any
 import pytest
 from checkpoints import change_json
 from random_checkpoint import PLAIN, make_checkpoint, read_model
+from tiny_models import make_model, plan_of
 
-from edgeinfer.api.convert import plan_conversion
-from edgeinfer.convert.plan import ConvertPlan
 from edgeinfer.errors import UnusableInputError
-
-
-def _make(name: str, folder: Path, **changes: Any) -> Path:
-    """The plain variant of a model with a changed config; a change to None leaves the key out."""
-    model = read_model(name)
-    config = {key: value for key, value in (model.config | changes).items() if value is not None}
-    return make_checkpoint(replace(model, config=config), PLAIN, folder)
-
-
-def _plan(checkpoint: Path) -> ConvertPlan:
-    return plan_conversion(checkpoint).plan
-
 
 YARN = {"type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.7, "original_max_position_embeddings": 32}
 
@@ -71,30 +58,30 @@ YARN = {"type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.7, "or
 def test_what_cannot_be_or_would_be_computed_differently_is_refused(
     name: str, change: dict[str, Any], tmp_path: Path
 ) -> None:
-    checkpoint = _make(name, tmp_path)
+    checkpoint = make_model(name, tmp_path)
     change_json(checkpoint / "config.json", change)
     with pytest.raises(UnusableInputError) as caught:
-        _plan(checkpoint)
+        plan_of(checkpoint)
     assert "config.json" in caught.value.message
 
 
 def test_glm_layers_for_further_tokens_are_counted_by_what_is_there(tmp_path: Path) -> None:
-    with_one = _plan(_make("glm4-moe", tmp_path / "with", num_nextn_predict_layers=1))
+    with_one = plan_of(make_model("glm4-moe", tmp_path / "with", num_nextn_predict_layers=1))
     assert with_one.metadata["glm4moe.block_count"] == 5
     assert with_one.metadata["glm4moe.nextn_predict_layers"] == 1
     assert "blk.4.nextn.eh_proj.weight" in {t.name for t in with_one.tensors}
-    lost = _make("glm4-moe", tmp_path / "lost")
+    lost = make_model("glm4-moe", tmp_path / "lost")
     change_json(lost / "config.json", {"num_nextn_predict_layers": 1})
-    plan = _plan(lost)
+    plan = plan_of(lost)
     assert plan.metadata["glm4moe.block_count"] == 4
     assert plan.metadata["glm4moe.nextn_predict_layers"] == 0
 
 
 @pytest.mark.parametrize("stated", [0, 1])
 def test_deepseek_layers_for_further_tokens_are_kept(stated: int, tmp_path: Path) -> None:
-    checkpoint = _make("deepseek-v3", tmp_path, num_nextn_predict_layers=1)
+    checkpoint = make_model("deepseek-v3", tmp_path, num_nextn_predict_layers=1)
     change_json(checkpoint / "config.json", {"num_nextn_predict_layers": stated})
-    plan = _plan(checkpoint)
+    plan = plan_of(checkpoint)
     assert plan.metadata["deepseek2.block_count"] == 5
     assert plan.metadata["deepseek2.nextn_predict_layers"] == 1
     assert {"blk.4.nextn.eh_proj.weight", "blk.4.attn_k_b.weight"} < {t.name for t in plan.tensors}
@@ -105,7 +92,7 @@ def test_parts_of_a_layer_for_further_tokens_are_left_out_and_told(tmp_path: Pat
     extra = {f"model.layers.4.{name}.weight": [256] for name in ("enorm", "hnorm", "shared_head.norm")}
     checkpoint = make_checkpoint(replace(model, extra_tensors=extra), PLAIN, tmp_path)
     change_json(checkpoint / "config.json", {"num_nextn_predict_layers": 1})
-    plan = _plan(checkpoint)
+    plan = plan_of(checkpoint)
     assert plan.metadata["deepseek2.block_count"] == 4
     assert not any(t.name.startswith("blk.4") for t in plan.tensors)
     assert plan.dropped == (
@@ -115,22 +102,22 @@ def test_parts_of_a_layer_for_further_tokens_are_left_out_and_told(tmp_path: Pat
 
 def test_using_all_groups_of_experts_is_using_none(tmp_path: Path) -> None:
     """The library ends the process over a file that says so."""
-    plan = _plan(_make("deepseek-v3", tmp_path, n_group=4, topk_group=4))
+    plan = plan_of(make_model("deepseek-v3", tmp_path, n_group=4, topk_group=4))
     assert not any("group" in key for key in plan.metadata)
 
 
 def test_deepseek_v3_routes_by_sigmoid_when_its_config_is_silent(tmp_path: Path) -> None:
-    plan = _plan(_make("deepseek-v3", tmp_path, scoring_func=None, topk_method=None))
+    plan = plan_of(make_model("deepseek-v3", tmp_path, scoring_func=None, topk_method=None))
     assert plan.metadata["deepseek2.expert_gating_func"] == 2
     assert "blk.3.exp_probs_b.bias" in {t.name for t in plan.tensors}
 
 
 def test_lfm2_configs_of_old_and_new_form_agree(tmp_path: Path) -> None:
-    new = _plan(_make("lfm2", tmp_path / "new"))
-    checkpoint = _make("lfm2", tmp_path / "old")
+    new = plan_of(make_model("lfm2", tmp_path / "new"))
+    checkpoint = make_model("lfm2", tmp_path / "old")
     old = {"layer_types": None, "full_attn_idxs": [1, 3], "block_ff_dim": 768, "intermediate_size": 1, "theta": 1e6}
     change_json(checkpoint / "config.json", {**old, "tie_embedding": True, "rope_theta": 5.0})
-    found = _plan(checkpoint)
+    found = plan_of(checkpoint)
     assert found.metadata["lfm2.attention.head_count_kv"].tolist() == [0, 2, 0, 2]
     assert {k: str(v) for k, v in found.metadata.items()} == {k: str(v) for k, v in new.metadata.items()}
 
@@ -148,5 +135,5 @@ def test_lfm2_configs_of_old_and_new_form_agree(tmp_path: Path) -> None:
 def test_lfm2s_feed_forward_is_as_wide_as_transformers_makes_it(
     change: dict[str, Any], width: int, tmp_path: Path
 ) -> None:
-    plan = _plan(_make("lfm2", tmp_path, **change))
+    plan = plan_of(make_model("lfm2", tmp_path, **change))
     assert plan.metadata["lfm2.feed_forward_length"] == width

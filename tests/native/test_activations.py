@@ -101,8 +101,6 @@ def test_the_first_layers_inputs_are_summed_up(folder: Path) -> None:
 def test_every_matrix_of_every_layer_is_there_and_nothing_else(folder: Path) -> None:
     matrices = ("attn_k", "attn_output", "attn_q", "attn_v", "ffn_down", "ffn_gate", "ffn_up")
     found = _computed(folder, "dense.gguf")
-    head = found.pop("token_embd.weight")  # of a model whose embedding is the head
-    assert (head.sums.size, head.counts.tolist()) == (HIDDEN, [CTX_SIZE * CHUNKS])
     assert sorted(found) == [f"blk.{i}.{name}.weight" for i in range(2) for name in matrices]
     for name, entry in found.items():
         assert entry.sums.size == (FFN if "down" in name else HIDDEN)
@@ -136,7 +134,7 @@ def test_a_computed_matrix_fits_the_model(folder: Path, tmp_path: Path) -> None:
     assert converted.output == str(tmp_path / "out.gguf")
     assert metadata["quantize.imatrix.file"] == "text.imatrix.gguf"
     assert metadata["quantize.imatrix.dataset"] == "text.txt"
-    assert metadata["quantize.imatrix.entries_count"] == 15
+    assert metadata["quantize.imatrix.entries_count"] == 14
     assert [p.name for p in tmp_path.iterdir()] == ["out.gguf"]
 
 

@@ -24,7 +24,7 @@ from edgeinfer.errors import UnusableInputError, listed
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 MAX_RANK = 1 << 16
-MAX_ALPHA = 1e30
+MAX_ALPHA = 1e6
 
 _MERGE_HINT = "merge it with peft's merge_and_unload, save the model, and convert that"
 # Settings that say how it was trained or loaded; what they leave in the result is in the tensors.

@@ -6,22 +6,20 @@ from collections.abc import Iterator
 
 from edgeinfer.convert.architectures.base import (
     Part,
-    RowTransform,
     TensorRule,
-    View,
     impossible,
     tensor,
     transposed,
     transposed_columns,
 )
+from edgeinfer.convert.architectures.blocks import some_blocks
 from edgeinfer.convert.config import Config
 
 
 def fused_experts(to: str, at: str, count: int, embd: int, ffn: int) -> Iterator[TensorRule]:
     """`gate_up_proj` of shape `(count, 2 ffn, embd)`, the gate's rows before the others, and `down_proj`."""
-    for kind, rows in (("gate", slice(ffn)), ("up", slice(ffn, None))):
-        half = RowTransform(2 * ffn, _rows(2 * ffn, rows), rows_kept=ffn)
-        part = Part(f"{at}.experts.gate_up_proj", (count, 2 * ffn, embd), transform=half)
+    for i, kind in enumerate(("gate", "up")):
+        part = Part(f"{at}.experts.gate_up_proj", (count, 2 * ffn, embd), transform=some_blocks(2, ffn, i, i + 1))
         yield TensorRule(f"{to}.ffn_{kind}_exps.weight", (count, ffn, embd), (part,))
     yield tensor(f"{to}.ffn_down_exps.weight", f"{at}.experts.down_proj", (count, embd, ffn))
 
@@ -36,7 +34,3 @@ def fused_transposed_experts(config: Config, to: str, at: str, count: int, ffn: 
         yield TensorRule(f"{to}.ffn_{kind}_exps.weight", (count, ffn, embd), (part,))
     down = Part(f"{at}.experts.down_proj", (count, ffn, embd), transform=transposed(ffn))
     yield TensorRule(f"{to}.ffn_down_exps.weight", (count, embd, ffn), (down,))
-
-
-def _rows(n_rows: int, chosen: slice) -> View:
-    return lambda rows: rows.reshape(-1, n_rows, rows.shape[1])[:, chosen]

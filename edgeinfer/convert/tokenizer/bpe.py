@@ -37,3 +37,14 @@ def byte_texts() -> list[str]:
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = iter(range(256))
     return [chr(byte) if byte in printable else chr(256 + next(others)) for byte in range(256)]
+
+
+def split_then_bytes(pattern: str) -> dict[str, Any]:
+    """The pre-tokenizer of a tokenizer.json that cuts text by a regular expression and then spells its bytes."""
+    return {
+        "type": "Sequence",
+        "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        ],
+    }

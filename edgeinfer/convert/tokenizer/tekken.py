@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeinfer.convert.json_file import read_object
-from edgeinfer.convert.tokenizer.bpe import byte_texts
+from edgeinfer.convert.tokenizer.bpe import byte_texts, split_then_bytes
 from edgeinfer.errors import UnusableInputError
 
 MAX_TOKEN_NBYTES = 1024
@@ -48,13 +48,7 @@ def tokenizer_of_tekken(path: Path) -> dict[str, Any]:
     return {
         "added_tokens": [_added_token(token, text) for token, text in enumerate(special)],
         "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
-                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-            ],
-        },
+        "pre_tokenizer": split_then_bytes(pattern),
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeinfer.convert.json_file import MAX_JSON_NBYTES, read_file
-from edgeinfer.convert.tokenizer.bpe import byte_texts
+from edgeinfer.convert.tokenizer.bpe import byte_texts, split_then_bytes
 from edgeinfer.convert.tokenizer.pre_tokenizer import KIMI
 from edgeinfer.convert.tokenizer.tekken import MAX_TOKEN_NBYTES, MAX_TOKENS, merges
 from edgeinfer.errors import UnusableInputError
@@ -45,13 +45,7 @@ def tokenizer_of_tiktoken(path: Path, settings: dict[str, Any]) -> dict[str, Any
     return {
         "added_tokens": [{"id": token, "content": text, **flags} for token, text in special.items()],
         "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": KIMI}, "behavior": "Isolated", "invert": False},
-                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-            ],
-        },
+        "pre_tokenizer": split_then_bytes(KIMI),
         "post_processor": None,
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {
