@@ -31,11 +31,12 @@ from edgeinfer.errors import CheckFailedError, UsageError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.home import home
 from edgeinfer.native.devices import default_threads, peak_rss_bytes
+from edgeinfer.native.kernels import LLAMA_CPP
 from edgeinfer.native.quantize import GGMLQuantizer
 from edgeinfer.options import ConvertOptions, RuntimeOptions
 from edgeinfer.types import Refusal, Row, Tokens, Vocabulary
 
-_VERIFY_OPTIONS = RuntimeOptions(ctx_size=64, prefix_cache=False)
+_VERIFY_OPTIONS = RuntimeOptions(ctx_size=64, prefix_cache=False, kernels=LLAMA_CPP.name)
 _DEFAULTS = ConvertOptions()
 
 

@@ -12,11 +12,12 @@ import json
 import math
 import os
 import platform
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgeinfer.api.adapters import LoadedAdapter
 from edgeinfer.atomic_file import replace_file
@@ -29,7 +30,11 @@ from edgeinfer.native import library
 from edgeinfer.native.kernels import LLAMA_CPP, fork_is_installed
 from edgeinfer.native.model import NativeModel
 from edgeinfer.options import DEFAULT_CACHE_TYPE, RuntimeOptions
+from edgeinfer.runtime.footprint import EMBEDDING_NAME, Footprint
 from edgeinfer.runtime.memory import Plan
+
+if TYPE_CHECKING:
+    import subprocess
 
 ARCHITECTURES = frozenset(
     (
@@ -49,7 +54,9 @@ MAX_DIVERGENCE = 0.05
 times as much."""
 MIN_SPEED_UP = 1.05
 """Less is not worth the risk."""
-_TRIAL_LIMIT_S = 300
+_SILENT_S, _TRIAL_LIMIT_S = 1.5, 300
+_STOPPED = tuple(-number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL))
+"""By somebody, or for want of memory: that says nothing of the library."""
 _MAX_NBYTES = 4096
 _TOKENS = "tokenizer.ggml.tokens"
 
@@ -85,9 +92,16 @@ class Choice:
     note: str = ""
     """Why it is not the fork, where it could have been."""
 
-    def applied(self, options: RuntimeOptions) -> RuntimeOptions:
+    def applied(self, options: RuntimeOptions, max_sequences: int = 1) -> RuntimeOptions:
         """The options with what was decided about them."""
-        return replace(options, ubatch_size=min(options.ubatch_size, self.ubatch_size or options.ubatch_size))
+        if self.name == LLAMA_CPP.name:
+            return options
+        return replace(
+            options,
+            ubatch_size=min(options.ubatch_size, self.ubatch_size or options.ubatch_size),
+            # Of what a cell holds, too: V is transposed without it.
+            flash_attn="on" if options.flash_attn != "off" and max_sequences == 1 else "off",
+        )
 
 
 def choose(
@@ -96,9 +110,10 @@ def choose(
     plan: Plan,
     adapters: Sequence[LoadedAdapter] = (),
     *,
+    max_sequences: int = 1,
     may_try: bool = True,
 ) -> Choice:
-    """Decide what runs a model; the first time for a model it takes as long as loading it twice.
+    """Decide what runs a model; the first time for a model it takes some seconds, or a minute for a large one.
 
     Unless it `may_try` a model that has not run on both yet, it says so in the note. Raises UsageError, ResourceError,
     UnusableInputError where the fork was asked for by name and cannot do it.
@@ -117,17 +132,18 @@ def choose(
         if is_asked_for:
             raise ResourceError(problem, "pip install 'edgeinfer[fast]'")
         return Choice(note=problem)
-    if (reason := _cannot(header, options, plan, adapters)) is not None:
+    if (reason := _cannot(header, options, plan, adapters, is_shared=max_sequences > 1)) is not None:
         if is_asked_for:
             raise UsageError(f"ik_llama.cpp cannot run it {reason}", "use --kernels llama.cpp, or auto")
         return Choice(note=f"llama.cpp's kernels: ik_llama.cpp cannot run it {reason}")
     trial = _remembered(header, ik.identity(), may_try=may_try)
-    if trial is None:
-        return Choice(note="the faster one, measured when the model first runs")
-    if is_asked_for and not trial.is_sound:
-        raise UnusableInputError(f"{header.path}: ik_llama.cpp {_fault(trial)}", "use --kernels llama.cpp")
-    if not trial.is_sound:
-        return Choice(note=f"llama.cpp's kernels: ik_llama.cpp {_fault(trial)}")
+    if trial is None and not may_try:
+        return Choice(note="the faster one, once it was tried")
+    if trial is None or not trial.is_sound:
+        fault = f"ik_llama.cpp {_fault(trial)}"
+        if is_asked_for:
+            raise UnusableInputError(f"{header.path}: {fault}", "use --kernels llama.cpp")
+        return Choice(note=f"llama.cpp's kernels: {fault}")
     if not is_asked_for and trial.speed_up < MIN_SPEED_UP:
         return Choice(note=f"llama.cpp's kernels: ik_llama.cpp's are {trial.speed_up:.2f} times as fast here")
     return Choice(ik.NAME, trial.ubatch_size)
@@ -147,7 +163,9 @@ def n_vocab(header: Header) -> int:
     return header.metadata.value_type(_TOKENS)[1] or 0 if _TOKENS in header.metadata else 0
 
 
-def _cannot(header: Header, options: RuntimeOptions, plan: Plan, adapters: Sequence[LoadedAdapter]) -> str | None:
+def _cannot(
+    header: Header, options: RuntimeOptions, plan: Plan, adapters: Sequence[LoadedAdapter], *, is_shared: bool
+) -> str | None:
     """What of a run the fork is known not to do, or not known to do."""
     tensors = [tensor for part in read_shards(header) for tensor in part.tensors]
     for reason, applies in (
@@ -158,17 +176,35 @@ def _cannot(header: Header, options: RuntimeOptions, plan: Plan, adapters: Seque
         ("with adapters", bool(adapters)),
         ("with a draft of its own layers", options.draft == "layers"),
         ("with layers on a GPU", plan.placement.gpu_layers > 0),
-        ("with flash attention", options.flash_attn == "on"),
+        ("with flash attention for several sequences", options.flash_attn == "on" and is_shared),
         ("with a KV cache that is not f16", {options.type_k, options.type_v} != {DEFAULT_CACHE_TYPE}),
         ("with these types of tensors", any(tensor.type in _OTHER_TYPES for tensor in tensors)),
         ("without a vocabulary", not n_vocab(header)),
+        ("in the memory that there is", not _fits(header, plan, is_shared=is_shared)),
     ):
         if applies:
             return reason
     return None
 
 
-def _fault(trial: Trial) -> str:
+def _fits(header: Header, plan: Plan, *, is_shared: bool) -> bool:
+    """Whether there is room for what the fork takes more than llama.cpp.
+
+    It copies all weights, an embedding that is the output matrix too once more; several sequences have all scores of
+    their attention at a time.
+    """
+    if plan.available_nbytes is None:
+        return True
+    footprint = Footprint(read_shards(header), library.features())
+    settings = replace(plan.settings, repack=False, mmap=False, flash_attn=plan.settings.flash_attn and not is_shared)
+    twice = sum(tensor.nbytes for tensor in footprint.tensors if tensor.name == EMBEDDING_NAME and footprint.is_tied)
+    more = footprint.needs(settings).total + twice - footprint.needs(plan.settings).total
+    return plan.needs.total + more <= plan.available_nbytes
+
+
+def _fault(trial: Trial | None) -> str:
+    if trial is None:
+        return "could not be tried to the end"
     if math.isinf(trial.divergence):
         return "cannot run it on this machine"
     return f"computes something else (divergence {trial.divergence:.3f})"
@@ -177,8 +213,7 @@ def _fault(trial: Trial) -> str:
 def _remembered(header: Header, identity: str, *, may_try: bool) -> Trial | None:
     """The trial of a model on this machine: an earlier one, or one that is made now, if that may be."""
     path = _path(header, identity)
-    if (trial := _read(path)) is None and may_try:
-        trial = _run_trial(header.path)
+    if (trial := _read(path)) is None and may_try and (trial := _run_trial(header.path)) is not None:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, json.dumps(_as_json(trial)).encode())
@@ -224,23 +259,40 @@ def _parsed(data: bytes) -> Trial | None:
     return trial if all(number >= 0 for number in numbers) else None
 
 
-def _run_trial(path: Path) -> Trial:
-    """Both libraries in a process of their own. One that dies, or takes too long, cannot run the model."""
+def _run_trial(path: Path) -> Trial | None:
+    """Both libraries in a process of their own. One that dies cannot run the model; None where nothing came out."""
     import subprocess  # here, because every start imports this module
 
     package_root = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-P", "-m", "edgeinfer.api.kernel_trial", str(path.absolute())]
     try:
-        done = subprocess.run(
+        with subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": paths},
-            timeout=_TRIAL_LIMIT_S,
-            check=False,
-        )
+        ) as process:
+            try:
+                said = _said(process, path.name)
+            except BaseException:
+                process.kill()
+                raise
     except (OSError, subprocess.TimeoutExpired):
-        return Trial(math.inf)
-    return (_parsed(done.stdout) if done.returncode == 0 else None) or Trial(math.inf)
+        return None
+    if process.returncode in _STOPPED:
+        return None
+    return (_parsed(said) if process.returncode == 0 else None) or Trial(math.inf)
+
+
+def _said(process: subprocess.Popen[bytes], name: str) -> bytes:
+    """What it writes; a person is told what goes on if it takes long. Raises subprocess.TimeoutExpired."""
+    import logging
+    import subprocess
+
+    try:
+        return process.communicate(timeout=_SILENT_S)[0]
+    except subprocess.TimeoutExpired:
+        logging.getLogger(__name__).warning("note: trying once which kernels run %s faster (--kernels)", name)
+        return process.communicate(timeout=_TRIAL_LIMIT_S)[0]

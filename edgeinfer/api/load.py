@@ -73,8 +73,8 @@ def load(
     options = plan.applied(options)
     vocabulary_over = begin_vocabulary(header)
     threading.Thread(target=import_module, args=("edgeinfer.api.model",), daemon=True).start()
-    choice = choose(header, options, plan, adapters)
-    options = choice.applied(options)
+    choice = choose(header, options, plan, adapters, max_sequences=max_sequences)
+    options = choice.applied(options, max_sequences)
     native = open_native(choice, header, options, plan)
     from edgeinfer.api.model import open_model
     from edgeinfer.scheduling.policy import Limits

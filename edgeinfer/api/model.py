@@ -109,6 +109,7 @@ def open_model(
         loaded = Model(
             header,
             plan,
+            options,
             native,
             vocabulary,
             backend,
@@ -131,6 +132,7 @@ class Model:
         self,
         header: Header,
         plan: Plan,
+        options: RuntimeOptions,
         native: NativeModel,
         vocabulary: Vocabulary,
         backend: NativeBackend,
@@ -146,6 +148,8 @@ class Model:
         self.header = header
         self.plan = plan
         """How the model was fitted to the machine."""
+        self.options = options
+        """Those that it runs with, after everything that was left open is decided."""
         self.native = native
         self.kernels = native.kernels.name
         """The library that runs the model."""

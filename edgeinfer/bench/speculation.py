@@ -103,7 +103,7 @@ def run(models: Sequence[str | Path], suite: Suite, options: RuntimeOptions) -> 
     """Measure, and give each workload's row as soon as it is known. Raises what `load` raises."""
     for path, threads in itertools.product(models, suite.threads):
         settings = replace(options, threads=threads, prefix_cache=False)
-        with load(path, settings) as model, NativeBackend(model.native, settings) as backend:
+        with load(path, settings) as model, NativeBackend(model.native, model.options) as backend:
             plain = Engine(backend, NativeSamplerFactory(model.native.vocabulary), limits=model.engine.limits)
             about = machine_and_model(path, model) | {"n_threads": model.backend.threads}
             about = {name: about[name] for name in ABOUT}

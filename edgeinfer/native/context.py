@@ -72,6 +72,7 @@ class NativeBackend:
         settings = ContextSettings(
             self._n_ctx,
             max_sequences + has_spare,
+            max_sequences > 1,
             self.threads,
             options,
             ctypes.addressof(self._abort_flag),

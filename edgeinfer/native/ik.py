@@ -2,8 +2,9 @@
 
 Tried with 0.1.5, whose library goes by an older version of llama.cpp's interface. What was found wrong in it:
 
-- Flash attention gives wrong logits, or ends the process (iqk_fa_templates.h, `S > 0`), as soon as a context holds
-  cells of another sequence. So it is never used, and a V cache of a quantized type, which needs it, neither.
+- Flash attention (iqk_fa_templates.h, `compute_helper`) takes it that of some rows the last one sees every cell that
+  the others see, and the first cell of the last block that it sees. That holds for one sequence whose cells lie in
+  order. With another's among them logits are wrong, or the process ends (`S > 0`): so several have to do without.
 - From 32 rows on, Q4_1 and Q5_1 multiply wrongly where a row's length is no multiple of 128.
 - A pass that was interrupted returns 0, and one that found no room has put its first part into the cache.
 - A failed assertion ends the process without asking anybody.
@@ -135,7 +136,7 @@ def _open_context(model: int, settings: ContextSettings) -> int | None:
     params.n_ubatch = settings.n_ubatch
     params.n_seq_max = settings.n_sequences
     params.n_threads = params.n_threads_batch = settings.threads
-    params.flash_attn = False
+    params.flash_attn = settings.options.flash_attn != "off" and not settings.is_shared
     params.type_k, params.type_v = settings.type_k, settings.type_v
     params.abort_callback = abort_callback(lib.ggml_abort_callback)
     params.abort_callback_data = settings.abort_flag

@@ -28,6 +28,8 @@ class ContextSettings:
 
     n_ctx: int
     n_sequences: int
+    is_shared: bool
+    """Whether more than one of the sequences is computed; one more only holds cells on their way to and from bytes."""
     threads: int
     options: RuntimeOptions
     abort_flag: int

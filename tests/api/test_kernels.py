@@ -39,12 +39,12 @@ def trials(monkeypatch, tmp_path):
     return said
 
 
-def chosen(header, *, placement=None, adapters=(), **options):
+def chosen(header, *, placement=None, adapters=(), max_sequences=1, **options):
     made = RuntimeOptions(ctx_size=128, **options)
     plan = plan_run(header, replace(made, draft="auto"))
     if placement is not None:
         plan = replace(plan, placement=placement)
-    return choose(header, made, plan, adapters)
+    return choose(header, made, plan, adapters, max_sequences=max_sequences)
 
 
 def test_the_faster_library_runs_a_model_and_the_trial_is_remembered(header, trials):
@@ -73,6 +73,27 @@ def test_rows_that_the_fork_computes_wrongly_are_never_that_many(header, trials)
     assert Choice().applied(RuntimeOptions()) == RuntimeOptions()
 
 
+def test_flash_attention_is_for_one_sequence():
+    """What a cell holds depends on it, so the prefix cache must know."""
+    choice = Choice("ik")
+    assert [choice.applied(RuntimeOptions(), n).flash_attn for n in (1, 2)] == ["on", "off"]
+    assert choice.applied(RuntimeOptions(flash_attn="off"), 1).flash_attn == "off"
+
+
+def test_a_trial_that_came_to_no_end_says_nothing_for_later(header, trials):
+    trials += [None, None, GOOD]
+    assert "could not be tried to the end" in chosen(header).note
+    with pytest.raises(UnusableInputError, match="could not be tried"):
+        chosen(header, kernels="ik")
+    assert chosen(header).name == "ik"
+
+
+def test_weights_that_would_not_fit_once_more_stay_with_llama_cpp(header, trials):
+    plan = plan_run(header, RuntimeOptions(ctx_size=128))
+    short = replace(plan, available_nbytes=plan.needs.total)
+    assert "in the memory that there is" in choose(header, RuntimeOptions(), short).note
+
+
 @pytest.mark.parametrize(
     ("trial", "note"),
     [
@@ -99,7 +120,7 @@ def test_a_slower_library_is_used_only_where_it_is_asked_for(header, trials):
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"flash_attn": "on"}, "with flash attention"),
+        ({"flash_attn": "on", "max_sequences": 2}, "with flash attention for several sequences"),
         ({"cache_type_k": "q8_0"}, "with a KV cache that is not f16"),
         ({"cache_type_v": "bf16"}, "with a KV cache that is not f16"),
         ({"draft": "layers"}, "with a draft of its own layers"),
