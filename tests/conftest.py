@@ -76,11 +76,18 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("ik", marks=pytest.mark.skipif(not fork_is_installed(), reason="needs edgeinfer[fast]")),
     ],
 )
-def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each of the compiled libraries that can run a model; that the fork runs the test's model is taken for granted."""
+def kernels(request: pytest.FixtureRequest) -> str:
+    """Each of the compiled libraries that can run a model."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def chosen_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What `auto` takes, whatever is faster here: that the fork runs a test's model is taken for granted."""
+    speed_up = 2.0 if request.config.getoption("--kernels") == "ik" else 0.0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgeinfer.api.kernels._run_trial", lambda path: Trial(0.0, 2.0, 2.0, 24))
-        yield request.param
+        patch.setattr("edgeinfer.api.kernels._run_trial", lambda path: Trial(0.0, speed_up, speed_up, 24))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -109,3 +116,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What `make conformance` adds."""
     parser.addoption("--all-types", action="store_true", help="tests/conformance: the data of every type")
+    parser.addoption("--kernels", choices=("llama.cpp", "ik"), default="llama.cpp", help="what runs where both can")
