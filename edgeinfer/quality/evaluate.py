@@ -79,8 +79,8 @@ def evaluate(
 ) -> Evaluation:
     """Score a GGUF model on the file `text`, in passages of `ctx_size` tokens whose second halves count.
 
-    With a `reference` (the unquantized model, as a rule) also the divergence from it; adapters are the model's
-    alone. `chunks` limits the work to that many passages; `progress` is told those done and their total. Raises
+    With a `reference` (the unquantized model, as a rule) also the divergence from it; adapters and kernels are the
+    model's alone. `chunks` limits the work to that many passages; `progress` is told those done and their total. Raises
     NotFoundError, UnusableInputError (a text too short, models of different vocabularies, logits that are not finite),
     UsageError, ResourceError.
     """
@@ -90,7 +90,9 @@ def evaluate(
     with contextlib.ExitStack() as stack:
         models = [stack.enter_context(load(model, options))]
         if reference is not None:
-            models.append(stack.enter_context(load(reference, replace(options, lora=()))))
+            # By llama.cpp whatever runs the model, so that it is the same one for both of its libraries.
+            same = replace(options, lora=(), kernels="llama.cpp")
+            models.append(stack.enter_context(load(reference, same)))
         if len(models) > 1:
             _check_vocabularies(*models)
         pieces = passages.cut(models[0].vocabulary, content, ctx_size, chunks)

@@ -210,4 +210,5 @@ def test_a_broken_package_runs_nothing_and_is_said_once(tiny_gguf, tmp_path, cod
     automatic, asked_for = json.loads(done.stdout)
     assert automatic == ["llama.cpp", "llama.cpp's kernels: ik_llama.cpp cannot run it on this machine"]
     assert asked_for[0] == "unusable_input"
-    assert done.stderr == ""
+    # On a busy machine it takes long enough to be spoken of.
+    assert [line for line in done.stderr.splitlines() if not line.startswith("note: trying once")] == []
