@@ -1,17 +1,20 @@
 # make demo: from checkpoint to answer. make test: every test. make check: what a change must pass. make models: fetch only.
 # make lint: the part of make check that runs nothing.
-# make conformance: every architecture against transformers and llama.cpp's own script, and all golden data of it.
+# make conformance: every architecture against transformers and llama.cpp's own script, and all golden data of it; what
+# runs models once more on ik_llama.cpp's kernels.
+# make kernels: that last part.
 # make bench: the README's table, against llama.cpp's own tools (builds them first, takes half an hour).
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+FAST := .venv/fast
 # Two at a time: most tests keep one core busy, and a model that runs takes two.
 PYTEST := pytest --numprocesses 2 --dist worksteal
 # So that the commands that make shows are the commands that a person types.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test check lint checkpoint models conformance bench clean
+.PHONY: demo test check lint checkpoint models conformance kernels bench clean
 .DEFAULT_GOAL := demo
 
 demo: checkpoint
@@ -37,11 +40,21 @@ checkpoint: $(INSTALLED)
 models: checkpoint
 	@$(BIN)/python scripts/fetch_model.py minilm > /dev/null
 
-conformance: $(INSTALLED)
+conformance: $(INSTALLED) kernels
 	@$(BIN)/python scripts/conformance.py
 	@$(BIN)/python scripts/golden_embeddings.py
 	$(PYTEST) tests/conformance --all-types
 	$(PYTEST) -m slow tests/convert tests/native/test_recurrent.py
+
+# Beside the environment, because the other tests are those of a machine without it.
+kernels: models $(FAST)
+	PYTHONPATH=$(CURDIR)/$(FAST) $(PYTEST) --kernels ik tests/native tests/api
+
+# There is a package for x86 alone.
+$(FAST): $(INSTALLED)
+	@test "$$(uname -m)" != x86_64 || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --target $@ "$$($(BIN)/python -c 'import edgeinfer.native.ik as ik; print(ik.REQUIREMENT)')"
+	@mkdir -p $@ && touch $@
 
 bench: models
 	@$(BIN)/python scripts/compare.py

@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 
 from fetch_model import fetch
 from make_checkpoint import cached_checkpoint
-from measuring import Figure, Run, alternate, run_commands
+from measuring import Figure, Run, alternate, run_commands, seconds
 from sample_texts import sample_texts
 from target_size import spread
 from toolbox import cache_dir, run
@@ -37,6 +38,7 @@ HEAD = ("what", "model", "ik", "llama.cpp", "ratio")
 THREADS = "2"
 N_CHUNKS = "6"
 N_CHARACTERS = 150_000
+N_COMMON_CHARACTERS = 2000
 _MAIN = """\
 #include <cstdint>
 int LLAMA_BUILD_NUMBER = 0;
@@ -75,17 +77,26 @@ def throughput(case: Case, repetitions: int) -> Iterator[Row]:
 
 
 def prefix(case: Case, repetitions: int) -> Iterator[Row]:
-    """32 prompts with 500 tokens in common: seconds until the last answer."""
-    tests = ["--suite", "prefix", "-p", "500", "-n", "32", "-t", THREADS, "-o", "json"]
-    runs = alternate({side: _ours(case, side, *tests) for side in SIDES}, repetitions)
-    for number, state in enumerate(("nothing in common", "500 tokens in common", "500 tokens that are there")):
-        reference, ours = (Figure(tuple(json.loads(r.stdout)[number]["t"] for r in side)) for side in runs.values())
-        yield _row(f"32 prompts, {state}", case, ours, reference, "s")
+    """32 prompts that begin alike, 32 tokens each: the seconds of the whole `edgeinfer batch`."""
+    beginning = sample_texts(N_CHARACTERS)[0][:N_COMMON_CHARACTERS]
+    with tempfile.TemporaryDirectory() as scratch:
+        rows = Path(scratch, "rows.jsonl")
+        rows.write_text("".join(json.dumps(_request(n, beginning)) + "\n" for n in range(32)), "utf-8")
+        command = [*EDGEINFER, "batch", case.path, rows]
+        command += ["--no-prefix-cache", "--parallel", "32", "--threads", THREADS]
+        sides = {side: lambda side=side: run_commands([*command, "--kernels", side]) for side in SIDES}  # type: ignore[misc]
+        reference, ours = (seconds(side) for side in alternate(sides, repetitions).values())
+    yield _row("32 prompts with some 500 tokens in common, 32 tokens each", case, ours, reference, "s")
+
+
+def _request(number: int, beginning: str) -> dict[str, Any]:
+    prompt = f"{beginning}\n\nQuestion {number}: what stands in line {3 * number + 1}?"
+    return {"id": number, "prompt": prompt, "max_tokens": 32, "temperature": 0, "ignore_eos": True}
 
 
 def speculation(case: Case, repetitions: int) -> Iterator[Row]:
     """What people ask, with drafts."""
-    tests = ["--suite", "speculation", "-r", "1", "-n", "160", "-t", THREADS, "-o", "json"]
+    tests = ["--suite", "speculation", "-r", "1", "-n", "96", "-t", THREADS, "-o", "json"]
     runs = alternate({side: _ours(case, side, *tests) for side in SIDES}, repetitions)
     answers = {side: [json.loads(r.stdout) for r in of_side] for side, of_side in runs.items()}
     for number, workload in enumerate(row["workload"] for row in answers["ik"][0]):
@@ -105,7 +116,9 @@ def quality(types: list[str]) -> Iterator[Row]:
         case = Case(f"SmolLM2-135M {kind}", _converted(reference, "smollm2", kind))
         arguments = [case.path, "-f", text, "--reference", reference, "--chunks", N_CHUNKS, "--json"]
         ours, theirs = (
-            json.loads(run_commands([*EDGEINFER, "eval", *arguments, "--kernels", side]).stdout)["divergence"]["kld_mean"]
+            json.loads(run_commands([*EDGEINFER, "eval", *arguments, "--kernels", side]).stdout)["divergence"][
+                "kld_mean"
+            ]
             for side in SIDES[::-1]
         )
         yield ("KL divergence to BF16", case.name, f"{ours:.5f}", f"{theirs:.5f}", f"{ours / theirs:.3f}")

@@ -84,8 +84,11 @@ def kernels(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session", autouse=True)
 def chosen_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     """What `auto` takes, whatever is faster here: that the fork runs a test's model is taken for granted."""
-    speed_up = 2.0 if request.config.getoption("--kernels") == "ik" else 0.0
+    is_fork = request.config.getoption("--kernels") == "ik"
+    speed_up = 2.0 if is_fork else 0.0
     with pytest.MonkeyPatch.context() as patch:
+        if is_fork:
+            patch.setattr("edgeinfer.api.kernels.AUTO_MAX_SEQUENCES", 256)
         patch.setattr("edgeinfer.api.kernels._run_trial", lambda path: Trial(0.0, speed_up, speed_up, 24))
         yield
 

@@ -54,6 +54,8 @@ MAX_DIVERGENCE = 0.05
 times as much."""
 MIN_SPEED_UP = 1.05
 """Less is not worth the risk."""
+AUTO_MAX_SEQUENCES = 1
+"""With more the fork has to do without flash attention, and many cells make it half as fast as llama.cpp."""
 _SILENT_S, _TRIAL_LIMIT_S = 1.5, 300
 _STOPPED = tuple(-number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL))
 """By somebody, or for want of memory: that says nothing of the library."""
@@ -136,9 +138,11 @@ def choose(
         if is_asked_for:
             raise UsageError(f"ik_llama.cpp cannot run it {reason}", "use --kernels llama.cpp, or auto")
         return Choice(note=f"llama.cpp's kernels: ik_llama.cpp cannot run it {reason}")
+    if max_sequences > AUTO_MAX_SEQUENCES and not is_asked_for:
+        return Choice(note="llama.cpp's kernels: for several requests at a time they are the faster ones as a rule")
     trial = _remembered(header, ik.identity(), may_try=may_try)
     if trial is None and not may_try:
-        return Choice(note="the faster one, once it was tried")
+        return Choice(note="the faster one, measured when the model first runs")
     if trial is None or not trial.is_sound:
         fault = f"ik_llama.cpp {_fault(trial)}"
         if is_asked_for:

@@ -38,6 +38,8 @@ from edgeinfer.native.state import end_of_columns, end_of_rows
 NAME = "ik"
 PACKAGE, VERSION = "ik_llama_cpp", "0.1.5"
 _DISTRIBUTION = "ik-llama-cpp-python"
+REQUIREMENT = f"{_DISTRIBUTION}=={VERSION}"
+"""What pip installs it by."""
 _MODEL_NBYTES, _CONTEXT_NBYTES, _BATCH_NBYTES = 168, 216, 72
 """Of the structures that are passed by value."""
 _INT, _TEXT = 0, 3  # enum llama_model_kv_override_type
@@ -167,9 +169,7 @@ def prove_layout(lib: Any) -> None:
         (bool(model.kv_overrides), context.abort_callback_data, bool(context.cb_eval), context.cuda_params),
     )
     if found != _EXPECTED:
-        raise ResourceError(
-            f"the library of {_DISTRIBUTION} is laid out in another way", f"install {_DISTRIBUTION}=={VERSION}"
-        )
+        raise ResourceError(f"the library of {_DISTRIBUTION} is laid out in another way", f"install {REQUIREMENT}")
 
 
 _EXPECTED = (
@@ -190,9 +190,7 @@ def _library() -> Any:
     try:
         return _declared(_import_bindings())
     except (OSError, AttributeError, ImportError) as error:
-        raise ResourceError(
-            f"{_DISTRIBUTION} is broken: {error}", f"install it again: {_DISTRIBUTION}=={VERSION}"
-        ) from None
+        raise ResourceError(f"{_DISTRIBUTION} is broken: {error}", f"install it again: {REQUIREMENT}") from None
 
 
 def _import_bindings() -> Any:

@@ -73,6 +73,14 @@ def test_rows_that_the_fork_computes_wrongly_are_never_that_many(header, trials)
     assert Choice().applied(RuntimeOptions()) == RuntimeOptions()
 
 
+def test_several_requests_at_a_time_are_for_llama_cpp_unless_one_asks(header, trials, monkeypatch):
+    """The fork has no flash attention for them: with many cells it is half as fast."""
+    trials.append(GOOD)
+    monkeypatch.setattr(kernels_module, "AUTO_MAX_SEQUENCES", 1)  # `--kernels ik` of the tests makes it more
+    assert "several requests" in chosen(header, max_sequences=2).note
+    assert chosen(header, kernels="ik", max_sequences=2) == Choice("ik")
+
+
 def test_flash_attention_is_for_one_sequence():
     """What a cell holds depends on it, so the prefix cache must know."""
     choice = Choice("ik")
