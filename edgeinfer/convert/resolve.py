@@ -49,15 +49,13 @@ class PartPlan:
 class TensorPlan:
     """One tensor of the output. `shape` is ggml's order: the row length first.
 
-    The rows of `parts`, one after the other, are its rows, with `add` added; without parts, `constant` holds its F32
-    bytes.
+    The rows of `parts`, one after the other, are its rows; without parts, `constant` holds its F32 bytes.
     """
 
     name: str
     shape: tuple[int, ...]
     type: GGMLType
     parts: tuple[PartPlan, ...]
-    add: float = 0.0
     constant: bytes = b""
     fallback_from: GGMLType | None = None
     importance: Importance | None = None
@@ -189,7 +187,7 @@ def _plan(checkpoint: Checkpoint, rule: TensorRule | ConstantRule) -> TensorPlan
     shape = rule.shape
     while len(shape) > 1 and shape[0] == 1:  # llama.cpp's writer has no trailing dimensions of 1 either
         shape = shape[1:]
-    return TensorPlan(rule.name, shape[::-1], GGMLType.F32, parts, rule.add)
+    return TensorPlan(rule.name, shape[::-1], GGMLType.F32, parts)
 
 
 def _part(checkpoint: Checkpoint, part: Part) -> PartPlan:

@@ -76,6 +76,11 @@ def scaled(*factors: float) -> Elementwise:
     return scale
 
 
+def plus_one(rows: NDArray[np.float32]) -> None:
+    """What a norm multiplies by that is stored less 1."""
+    rows += np.float32(1)
+
+
 def negative_exponential(rows: NDArray[np.float32]) -> None:
     """`-exp(x)`: how fast the state of a recurrent layer decays, whose logarithm checkpoints have.
 
@@ -120,8 +125,6 @@ class TensorRule:
     shape: tuple[int, ...]
     """Row length last."""
     parts: tuple[Part, ...]
-    add: float = 0.0
-    """Added to every element."""
     optional: bool = False
     """Left out when the checkpoint has none of the parts."""
 
@@ -132,12 +135,11 @@ def tensor(
     shape: tuple[int, ...],
     transform: RowTransform | None = None,
     *,
-    add: float = 0.0,
     optional: bool = False,
     change: Elementwise | None = None,
 ) -> TensorRule:
     """The commonest rule: one tensor becomes one of the same shape."""
-    return TensorRule(name, shape, (Part(source, shape, transform=transform, change=change),), add, optional)
+    return TensorRule(name, shape, (Part(source, shape, transform=transform, change=change),), optional)
 
 
 def stack(
@@ -325,10 +327,10 @@ _YARN_NUMBERS = {
 }
 
 
-def embedding_tensors(config: Config, *, add: float = 0.0) -> Iterator[TensorRule]:
-    """Token embedding, final norm (with `add` added) and output head, which is absent when tied to the embedding."""
+def embedding_tensors(config: Config, *, norm_change: Elementwise | None = None) -> Iterator[TensorRule]:
+    """Token embedding, final norm and output head, which is absent when tied to the embedding."""
     embd, vocab = config.integer("hidden_size"), config.vocab_size
     yield tensor("token_embd.weight", "model.embed_tokens.weight", (vocab, embd))
-    yield tensor("output_norm.weight", "model.norm.weight", (embd,), add=add)
+    yield tensor("output_norm.weight", "model.norm.weight", (embd,), change=norm_change)
     tied = config.flag("tie_word_embeddings")
     yield tensor("output.weight", "lm_head.weight", (vocab, embd), optional=tied)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from edgeinfer.convert.architectures.base import (
+    Elementwise,
     Part,
     RowTransform,
     TensorRule,
@@ -44,9 +45,11 @@ def linear(
         yield tensor(f"{name}.bias", f"{source}.bias", shape[:1], transform)
 
 
-def norm(name: str, source: str, length: int, *, add: float = 0.0, bias: bool = False) -> Iterator[TensorRule]:
-    """A norm's weight, with `add` added, and its bias."""
-    yield tensor(f"{name}.weight", f"{source}.weight", (length,), add=add)
+def norm(
+    name: str, source: str, length: int, *, change: Elementwise | None = None, bias: bool = False
+) -> Iterator[TensorRule]:
+    """A norm's weight, and its bias."""
+    yield tensor(f"{name}.weight", f"{source}.weight", (length,), change=change)
     if bias:
         yield tensor(f"{name}.bias", f"{source}.bias", (length,))
 
@@ -69,10 +72,10 @@ def attention(
     yield from linear(f"{to}.attn_output", f"{at}.self_attn.o_proj", (embd, q), bias=output_bias)
 
 
-def head_norms(config: Config, to: str, at: str, *, add: float = 0.0) -> Iterator[TensorRule]:
+def head_norms(config: Config, to: str, at: str, *, change: Elementwise | None = None) -> Iterator[TensorRule]:
     """Norms over each head of query and key."""
-    yield from norm(f"{to}.attn_q_norm", f"{at}.self_attn.q_norm", head_dim(config), add=add)
-    yield from norm(f"{to}.attn_k_norm", f"{at}.self_attn.k_norm", head_dim(config), add=add)
+    yield from norm(f"{to}.attn_q_norm", f"{at}.self_attn.q_norm", head_dim(config), change=change)
+    yield from norm(f"{to}.attn_k_norm", f"{at}.self_attn.k_norm", head_dim(config), change=change)
 
 
 def fused_qkv(name: str, source: str, shape: tuple[int, ...], head_dim: int, q_per_kv: int = 1) -> TensorRule:
