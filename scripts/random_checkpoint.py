@@ -22,7 +22,8 @@ from safetensors_writer import TensorSource, write_weights
 from toolbox import REPOSITORY
 
 from edgeinfer.convert.architectures import lookup
-from edgeinfer.convert.architectures.base import Part, TensorRule, plus_one
+from edgeinfer.convert.architectures.base import Part, TensorRule
+from edgeinfer.convert.architectures.transforms import plus_one
 from edgeinfer.convert.config import Config
 from edgeinfer.convert.encodings.mxfp4 import BLOCK_LENGTH, PACKED_NBYTES
 from edgeinfer.convert.text_model import text_config

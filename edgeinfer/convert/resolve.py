@@ -6,7 +6,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgeinfer.convert.architectures.base import ConstantRule, Elementwise, Part, RowTransform, TensorRule
+from edgeinfer.convert.architectures.base import ConstantRule, Part, TensorRule
+from edgeinfer.convert.architectures.transforms import Elementwise, RowTransform
 from edgeinfer.convert.checkpoint import Checkpoint, TensorSpec
 from edgeinfer.errors import UnusableInputError, listed
 from edgeinfer.ggml_types import GGMLType

@@ -14,7 +14,6 @@ import numpy as np
 
 from edgeinfer.convert.architectures.base import (
     Part,
-    RowTransform,
     TensorRule,
     decoder_metadata,
     embedding_tensors,
@@ -22,13 +21,12 @@ from edgeinfer.convert.architectures.base import (
     impossible,
     n_kv_heads,
     n_layers,
-    negative_exponential,
-    plus_one,
     require,
     rotary_dim,
     tensor,
 )
 from edgeinfer.convert.architectures.blocks import head_norms, norm
+from edgeinfer.convert.architectures.transforms import negative_exponential, plus_one
 from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.config import Config
 
@@ -156,14 +154,6 @@ def _attention_tensors(config: Config, to: str, at: str) -> Iterator[TensorRule]
     yield tensor(f"{to}.attn_v.weight", f"{at}.self_attn.v_proj.weight", (kv, embd))
     yield tensor(f"{to}.attn_output.weight", f"{at}.self_attn.o_proj.weight", (embd, q))
     yield from head_norms(config, to, at, change=plus_one)
-
-
-def chosen_rows(rows_per_group: int, chosen: slice) -> RowTransform:
-    """Of each group of rows, those of `chosen`."""
-    kept = len(range(*chosen.indices(rows_per_group)))
-    return RowTransform(
-        rows_per_group, lambda rows: rows.reshape(-1, rows_per_group, rows.shape[1])[:, chosen], rows_kept=kept
-    )
 
 
 def state_tensors(

@@ -11,10 +11,10 @@ from edgeinfer.convert.architectures.base import (
     attention_metadata,
     check_activation,
     embedding_tensors,
-    plus_one,
     require,
 )
 from edgeinfer.convert.architectures.blocks import attention, gated_ffn, layers, norm
+from edgeinfer.convert.architectures.transforms import plus_one
 from edgeinfer.convert.config import Config
 
 

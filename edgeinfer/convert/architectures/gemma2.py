@@ -14,10 +14,10 @@ from edgeinfer.convert.architectures.base import (
     head_dim,
     impossible,
     n_layers,
-    plus_one,
     require,
 )
 from edgeinfer.convert.architectures.blocks import attention, gated_ffn, head_norms, layers, norm
+from edgeinfer.convert.architectures.transforms import plus_one
 from edgeinfer.convert.config import Config
 
 _LAYERS_27B = 46

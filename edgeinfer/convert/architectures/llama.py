@@ -17,9 +17,9 @@ from edgeinfer.convert.architectures.base import (
     embedding_tensors,
     expert_counts,
     head_dim,
-    interleave_halves,
 )
 from edgeinfer.convert.architectures.blocks import attention, gated_ffn, layers, norm
+from edgeinfer.convert.architectures.transforms import interleave_halves
 from edgeinfer.convert.config import Config
 from edgeinfer.errors import UnusableInputError
 
