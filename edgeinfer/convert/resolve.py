@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from edgeinfer.convert.architectures.base import ConstantRule, Part, TensorRule
 from edgeinfer.convert.architectures.transforms import Elementwise, RowTransform
 from edgeinfer.convert.checkpoint import Checkpoint, TensorSpec
+from edgeinfer.convert.reader import whole
 from edgeinfer.errors import UnusableInputError, listed
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.types import Importance
@@ -85,6 +86,7 @@ class TensorPlan:
 _BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 
 
+MAX_BIAS_NBYTES = 1 << 20
 MAX_MISSING = 10_000
 """More tensors than a checkpoint can lack by accident: a config that asks for so many is looked at no further."""
 
@@ -98,17 +100,19 @@ def resolve(
     rules don't expect.
     """
     there = checkpoint.tensors
-    kept = [
-        rule for rule in _checked(checkpoint, rules) if isinstance(rule, ConstantRule) or rule.parts[0].source in there
-    ]
+    checked, idle = _checked(checkpoint, rules)
+    kept = [rule for rule in checked if isinstance(rule, ConstantRule) or rule.parts[0].source in there]
     copy = _tied_copy(checkpoint, kept)
     if copy:
         kept = [rule for rule in kept if rule.name != "output.weight"]
-    return [_plan(checkpoint, rule) for rule in kept], copy
+    notes = (f"{len(idle)} tensors like {idle[0]} (biases that are all zero)",) if idle else ()
+    return [_plan(checkpoint, rule) for rule in kept], copy + notes
 
 
-def _checked(checkpoint: Checkpoint, rules: Iterable[TensorRule | ConstantRule]) -> list[TensorRule | ConstantRule]:
-    """The rules, if the checkpoint has what they ask for and nothing else."""
+def _checked(
+    checkpoint: Checkpoint, rules: Iterable[TensorRule | ConstantRule]
+) -> tuple[list[TensorRule | ConstantRule], list[str]]:
+    """The rules, if the checkpoint has what they ask for and nothing else but biases of nothing, which are named."""
     there = checkpoint.tensors
     checked: list[TensorRule | ConstantRule] = []
     known: dict[str, tuple[int, ...]] = {}
@@ -126,9 +130,11 @@ def _checked(checkpoint: Checkpoint, rules: Iterable[TensorRule | ConstantRule])
                 uncut.add(part.source)
         if len(missing) > MAX_MISSING:
             raise _misfit(checkpoint, {"or more tensors are missing": missing})
+    surplus = [name for name in there if name not in known and not name.endswith(_BUFFERS)]
+    idle = {name: None for name in surplus if name.endswith(".bias") and _is_zero(there[name])}
     problems = {
         "tensors are missing": missing,
-        "tensors are surplus": [n for n in there if n not in known and not n.endswith(_BUFFERS)],
+        "tensors are surplus": [name for name in surplus if name not in idle],
         "tensors have the wrong shape": [
             f"{name} has {list(there[name].shape)}, expected {list(shape)}"
             for name, shape in known.items()
@@ -143,7 +149,12 @@ def _checked(checkpoint: Checkpoint, rules: Iterable[TensorRule | ConstantRule])
     }
     if any(problems.values()):
         raise _misfit(checkpoint, problems)
-    return checked
+    return checked, list(idle)
+
+
+def _is_zero(bias: TensorSpec) -> bool:
+    """Whether a bias adds nothing. AutoGPTQ gave every module one, and the first Command-R7B has them, too."""
+    return bias.encoding is None and bias.nbytes <= MAX_BIAS_NBYTES and not any(whole(bias))
 
 
 def _misfit(checkpoint: Checkpoint, problems: Mapping[str, Collection[str]]) -> UnusableInputError:

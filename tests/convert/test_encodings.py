@@ -90,6 +90,19 @@ def test_scales_of_activations_are_left_out_and_said(tmp_path: Path) -> None:
     assert not [name for name in checkpoint.tensors if name.endswith("scale")]
 
 
+def test_the_biases_of_zeros_that_the_first_versions_of_autogptq_added_do_no_harm(tmp_path: Path) -> None:
+    checkpoint, options = make_encoded("gptq4", tmp_path), ConvertOptions(type="F32", verify=False)
+    convert(checkpoint, tmp_path / "without.gguf", options)
+    biases = {f"{module}.bias": ("F16", np.zeros(rows, np.float16)) for module, (rows, _) in MODULES.items()}
+    write_tensors(checkpoint, {**_stored(checkpoint), **biases})
+    convert(checkpoint, tmp_path / "with.gguf", options)
+    assert tensor_hashes(tmp_path / "with.gguf") == tensor_hashes(tmp_path / "without.gguf")
+    biases[f"{FIRST}.bias"][1][3] = 1
+    write_tensors(checkpoint, {**_stored(checkpoint), **biases})
+    with pytest.raises(UnusableInputError, match=rf"1 tensors are surplus: {FIRST}\.bias$"):
+        convert(checkpoint, tmp_path / "other.gguf", options)
+
+
 def test_a_tensor_that_is_only_called_scale_is_none(tmp_path: Path) -> None:
     checkpoint = make_encoded("ct-int8", tmp_path)
     write_tensors(checkpoint, {**_stored(checkpoint), "model.logit_scale": ("F32", np.ones(1, np.float32))})
