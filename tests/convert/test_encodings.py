@@ -213,7 +213,7 @@ def test_a_part_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
         ("ct-pack4", "weight_shape", 1 << 62, "k_proj.weight_packed has the shape"),
         ("ct-pack4-order", "weight_g_idx", 4, "k_proj.weight_g_idx has group 4, but there are 4"),
         ("gptq4-order", "g_idx", 8, "k_proj.g_idx has group 8, but there are 8"),
-        ("gptq4-order", "g_idx", -1, "k_proj.g_idx has group"),
+        ("gptq4-order", "g_idx", -1, "k_proj.g_idx has group -1, but there are 8"),
         ("gptq4", "scales", np.inf, "k_proj.weight has "),
         ("awq", "scales", np.nan, "k_proj.weight has NaN"),
         ("bnb-nf4", "weight.quant_map", np.nan, "k_proj.weight has NaN"),
