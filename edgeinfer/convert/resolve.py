@@ -87,8 +87,8 @@ _BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 
 
 MAX_BIAS_NBYTES = 1 << 20
-MAX_MISSING = 10_000
-"""More tensors than a checkpoint can lack by accident: a config that asks for so many is looked at no further."""
+MAX_WRONG = 10_000
+"""More tensors than a checkpoint can lack, or have too many, by accident: more are looked at no further."""
 
 
 def resolve(
@@ -128,10 +128,10 @@ def _checked(
                 missing[part.source] = None
             if part.row_length not in (0, part.shape[-1]) or len(part.shape) < 2:
                 uncut.add(part.source)
-        if len(missing) > MAX_MISSING:
+        if len(missing) > MAX_WRONG:
             raise _misfit(checkpoint, {"or more tensors are missing": missing})
     surplus = [name for name in there if name not in known and not name.endswith(_BUFFERS)]
-    idle = {name: None for name in surplus if name.endswith(".bias") and _is_zero(there[name])}
+    idle = {name: None for name in surplus[:MAX_WRONG] if name.endswith(".bias") and _is_zero(there[name])}
     problems = {
         "tensors are missing": missing,
         "tensors are surplus": [name for name in surplus if name not in idle],
