@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -131,7 +132,8 @@ def _checked(
         if len(missing) > MAX_WRONG:
             raise _misfit(checkpoint, {"or more tensors are missing": missing})
     surplus = [name for name in there if name not in known and not name.endswith(_BUFFERS)]
-    idle = {name: None for name in surplus[:MAX_WRONG] if name.endswith(".bias") and _is_zero(there[name])}
+    biases = [name for name in surplus[:MAX_WRONG] if re.sub(r"\.bias$", ".weight", name) in known]
+    idle = {name: None for name in biases if _is_zero(there[name])}
     problems = {
         "tensors are missing": missing,
         "tensors are surplus": [name for name in surplus if name not in idle],
