@@ -63,7 +63,10 @@ def test_every_type_is_llama_cpps_to_the_byte(name: str, folder: Path, tmp_path:
     assert summarize(ours) == summarize(theirs)
 
 
-@pytest.fixture(scope="module", params=CHECKPOINTS)
+# The real model too, if one asks for what takes long: rows that fall back have the small one, too.
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "smollm2")) for name in CHECKPOINTS]
+)
 def larger(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Path, Path]]:
