@@ -72,6 +72,12 @@ class TensorPlan:
         return count
 
     @property
+    def own_type(self) -> GGMLType:
+        """The type that holds its elements without loss: that of its parts, F32 where those differ."""
+        types = {part.type for part in self.parts}
+        return types.pop() if len(types) == 1 else GGMLType.F32
+
+    @property
     def nbytes(self) -> int:
         """Bytes in the output."""
         return self.type.row_nbytes(self.shape[0]) * (self.n_elements // self.shape[0])

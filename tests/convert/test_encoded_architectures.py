@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import change_json
-from encoded_checkpoint import ENCODINGS, encode, write_tensors
+from encoded_checkpoint import ENCODINGS, encode, read_tensors, write_tensors
 from golden_encodings import tensor_hashes
 from random_checkpoint import PLAIN, make_checkpoint, read_model
 
@@ -68,6 +68,19 @@ def test_blocks_go_where_numbers_go(model: str, half: str, tmp_path: Path) -> No
             found = np.empty_like(numbers[tensor.name])
             GGMLQuantizer().dequantize(tensor.type, blocks, found)
             assert found.tobytes() == numbers[tensor.name].tobytes(), tensor.name
+
+
+def test_a_stack_of_blocks_and_floats_has_no_type_that_loses_nothing_but_f32(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(read_model("qwen3moe"), PLAIN, tmp_path)
+    floats = read_tensors(checkpoint)
+    encode(checkpoint, ENCODINGS["ct-mxfp4"])
+    last = "model.layers.1.mlp.experts.3.down_proj.weight"
+    blocks = {name: stored for name, stored in read_tensors(checkpoint).items() if not name.startswith(last)}
+    write_tensors(checkpoint, {**blocks, last: floats[last]})
+    plan = plan_conversion(checkpoint, options=ConvertOptions(target_bpw=8.2)).plan
+    types = {t.name: t.type for t in plan.tensors}
+    assert types["blk.0.ffn_down_exps.weight"] is GGMLType.MXFP4
+    assert types["blk.1.ffn_down_exps.weight"] is not GGMLType.MXFP4
 
 
 def _numbers(reader: SourceReader, spec: TensorSpec) -> np.ndarray:
