@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgeinfer.convert.architectures.base import Part, TensorRule, impossible, tensor
-from edgeinfer.convert.architectures.transforms import some_rows, transposed, transposed_columns
+from edgeinfer.convert.architectures.transforms import transposed, transposed_columns
 from edgeinfer.convert.config import Config
 
 
@@ -20,8 +20,9 @@ def fused_experts(
     """A tensor of shape `(count, 2 ffn, embd)`, the gate's rows before the others, and one for the way down."""
     gate_up, down = (f"{at}.{name}" for name in names)
     for kind, first in (("gate", 0), ("up", ffn)):
-        part = Part(gate_up, (count, 2 * ffn, embd), transform=some_rows(2 * ffn, first, first + ffn))
-        yield TensorRule(f"{to}.ffn_{kind}_exps.weight", (count, ffn, embd), (part,))
+        # A part for each expert, so that nothing is read but its half.
+        halves = tuple(Part(gate_up, (count, 2 * ffn, embd), i * 2 * ffn + first, ffn) for i in range(count))
+        yield TensorRule(f"{to}.ffn_{kind}_exps.weight", (count, ffn, embd), halves)
     yield tensor(f"{to}.ffn_down_exps.weight", down, (count, embd, ffn))
 
 
