@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeinfer.convert.adapters.base_model import BaseModel, check_saved_bases
+from edgeinfer.convert.adapters.base_model import BaseModel, check_saved_bases, rules_of
 from edgeinfer.convert.adapters.factors import (
     EMBEDDING,
     HEAD,
@@ -85,7 +85,7 @@ def merged(
 
     Raises UnusableInputError for an adapter that doesn't fit.
     """
-    model, rules = BaseModel(stated, architecture), list(architecture.tensors(checkpoint.config))
+    model, rules = BaseModel(stated, architecture), rules_of(architecture, checkpoint.config)
     addends: dict[str, list[_Addend]] = {}
     for adapter, scale in adapters:
         where = str(adapter.path)
