@@ -17,7 +17,7 @@ import numpy as np
 from checkpoint_tokenizer import write_json
 from numpy.typing import NDArray
 from random_checkpoint import PLAIN, make_checkpoint, read_model
-from safetensors_writer import TensorSource, to_bf16, write_weights
+from safetensors_writer import DTYPES, TensorSource, to_bf16, write_weights
 
 from edgeinfer.convert.checkpoint import read_safetensors_header
 
@@ -59,14 +59,13 @@ def make_encoded(name: str, folder: Path) -> Path:
 def encode(checkpoint: Path, encoding: Encoding) -> None:
     """Store the layers' matrices of a checkpoint in BF16 otherwise."""
     tensors: dict[str, tuple[str, NDArray[Any]]] = {}
-    for key, spec in read_safetensors_header(checkpoint / "model.safetensors").items():
+    for key, (dtype, values) in read_tensors(checkpoint).items():
         module = key.removesuffix(".weight")
         if module.endswith("_proj"):
-            rows, columns = spec.shape
+            rows, columns = values.shape
             tensors |= {module + suffix: stored for suffix, stored in encoding.store(module, rows, columns).items()}
         else:
-            bits = np.fromfile(spec.path, np.uint16, spec.n_elements, offset=spec.offset)
-            tensors[key] = (spec.dtype, bits.reshape(spec.shape))
+            tensors[key] = (dtype, values)
     write_tensors(checkpoint, tensors)
     config = json.loads((checkpoint / "config.json").read_text("utf-8"))
     write_json(checkpoint / "config.json", {**config, "quantization_config": encoding.config})
@@ -79,6 +78,15 @@ def write_tensors(folder: Path, tensors: dict[str, tuple[str, NDArray[Any]]]) ->
         for name, (dtype, values) in tensors.items()
     ]
     write_weights(folder, sources, 1 << 30)
+
+
+def read_tensors(folder: Path) -> dict[str, tuple[str, NDArray[Any]]]:
+    """What `write_tensors` wrote."""
+    specs = read_safetensors_header(folder / "model.safetensors").values()
+    return {
+        s.name: (s.dtype, np.fromfile(s.path, DTYPES[s.dtype], s.n_elements, offset=s.offset).reshape(s.shape))
+        for s in specs
+    }
 
 
 def _bits(name: str, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:

@@ -23,6 +23,7 @@ from toolbox import REPOSITORY
 
 from edgeinfer.convert.architectures import lookup
 from edgeinfer.convert.architectures.base import Part, TensorRule
+from edgeinfer.convert.architectures.transforms import plus_one
 from edgeinfer.convert.config import Config
 from edgeinfer.convert.encodings.mxfp4 import BLOCK_LENGTH, PACKED_NBYTES
 from edgeinfer.convert.text_model import text_config
@@ -152,7 +153,7 @@ def _stored(rule: TensorRule, part: Part, is_packed: bool) -> list[tuple[str, tu
 def _kind(rule: TensorRule) -> str:
     if not rule.name.removesuffix(".weight").endswith("norm"):
         return ""
-    return "norm around 0" if rule.add else "norm around 1"
+    return "norm around 0" if rule.parts[0].change is plus_one else "norm around 1"
 
 
 # The magnitudes: 2^LEAST to 2^(LEAST + 4). Matrices then neither swell nor shrink what passes through them.

@@ -189,6 +189,7 @@ def _run_calibrated(
         model, matrix = Path(folder, "q8_0.gguf"), Path(folder, ExpectedMatrix(text).name)
         plain = ConvertOptions(
             type="Q8_0",
+            pre=options.pre,
             lora=options.lora,
             allow_requantize=options.allow_requantize,
             threads=options.threads,

@@ -51,8 +51,8 @@ def locate(source: str | Path, output: Path | None, options: ConvertOptions) -> 
 def locate_base(adapter: PeftAdapter, base: str | PathLike[str] | None) -> Path:
     """The directory with the config of the model that an adapter was trained on: `base`, or what the adapter states.
 
-    Of a model on the Hub that is nowhere here, only the config is fetched. Raises UsageError where nothing is stated,
-    NotFoundError, and the errors of `hub.look_up`.
+    Of a model on the Hub that is nowhere here, only the config is fetched. Raises UnusableInputError where nothing is
+    stated, NotFoundError, and the errors of `hub.look_up`.
     """
     name = str(adapter.base if base is None else base)
     if not name:

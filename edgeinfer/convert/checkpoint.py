@@ -118,11 +118,11 @@ class Checkpoint:
 
     def without(self, pattern: str, reason: str) -> Checkpoint:
         """The same without the tensors whose names begin as the regular expression says; `reason` "" needs no note."""
-        names = [name for name in self.tensors if re.match(pattern, name)]
+        kept = {name: spec for name, spec in self.tensors.items() if not re.match(pattern, name)}
+        names = [name for name in self.tensors if name not in kept]
         if not names:
             return self
         note = f"{names[0]} ({reason})" if len(names) == 1 else f"{len(names)} tensors like {names[0]} ({reason})"
-        kept = {name: spec for name, spec in self.tensors.items() if name not in set(names)}
         return replace(self, tensors=kept, left_out=(*self.left_out, note) if reason else self.left_out)
 
 

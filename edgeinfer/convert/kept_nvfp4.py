@@ -32,7 +32,7 @@ def with_factors(architecture: str, tensors: Iterable[TensorPlan]) -> tuple[Tens
 
 
 def _with_factor(architecture: str, tensor: TensorPlan, names: set[str]) -> Iterator[TensorPlan]:
-    if tensor.add or any(part.type is not GGMLType.NVFP4 for part in tensor.parts):
+    if any(part.change or part.type is not GGMLType.NVFP4 for part in tensor.parts):
         raise UsageError(f"{tensor.name} is not stored as NVFP4", "let the pattern fit only tensors that are")
     stem = tensor.name.removesuffix(".weight")
     # With both, the library would add the bias first, and ends the process instead (build_ffn).

@@ -232,7 +232,7 @@ def _float_type(tensor: TensorPlan, wanted: FileType) -> GGMLType:
     """The type of a tensor that isn't quantized: F32 for vectors and norms, else the asked or the checkpoint's own."""
     if len(tensor.shape) < 2 or not (may_quantize(tensor.name, tensor.shape) or may_be_half(tensor.name)):
         return GGMLType.F32
-    return tensor.parts[0].type if wanted.default.is_quantized else wanted.default
+    return tensor.own_type if wanted.default.is_quantized else wanted.default
 
 
 def _refuse_without_imatrix(tensors: Iterable[TensorPlan], wanted: FileType) -> None:

@@ -93,6 +93,15 @@ class SourceReader:
         return descriptor
 
 
+def whole(spec: TensorSpec) -> bytes:
+    """All bytes of a small stored tensor. Raises UnusableInputError when they cannot be read."""
+    reader = SourceReader()
+    try:
+        return reader.read(spec, 0, spec.nbytes).tobytes()
+    finally:
+        reader.close()
+
+
 def at_least(buffer: NDArray[Any], size: int) -> NDArray[Any]:
     """The buffer, or a new one if it is too small."""
     return buffer if buffer.size >= size else np.empty(size, buffer.dtype)

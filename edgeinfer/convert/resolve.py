@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgeinfer.convert.architectures.base import ConstantRule, Elementwise, Part, RowTransform, TensorRule
+from edgeinfer.convert.architectures.base import ConstantRule, Part, TensorRule
+from edgeinfer.convert.architectures.transforms import Elementwise, RowTransform
 from edgeinfer.convert.checkpoint import Checkpoint, TensorSpec
+from edgeinfer.convert.reader import whole
 from edgeinfer.errors import UnusableInputError, listed
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.types import Importance
@@ -49,15 +52,13 @@ class PartPlan:
 class TensorPlan:
     """One tensor of the output. `shape` is ggml's order: the row length first.
 
-    The rows of `parts`, one after the other, are its rows, with `add` added; without parts, `constant` holds its F32
-    bytes.
+    The rows of `parts`, one after the other, are its rows; without parts, `constant` holds its F32 bytes.
     """
 
     name: str
     shape: tuple[int, ...]
     type: GGMLType
     parts: tuple[PartPlan, ...]
-    add: float = 0.0
     constant: bytes = b""
     fallback_from: GGMLType | None = None
     importance: Importance | None = None
@@ -69,6 +70,12 @@ class TensorPlan:
         for length in self.shape:
             count *= length
         return count
+
+    @property
+    def own_type(self) -> GGMLType:
+        """The type that holds its elements without loss: that of its parts, F32 where those differ."""
+        types = {part.type for part in self.parts}
+        return types.pop() if len(types) == 1 else GGMLType.F32
 
     @property
     def nbytes(self) -> int:
@@ -86,8 +93,9 @@ class TensorPlan:
 _BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
 
 
-MAX_MISSING = 10_000
-"""More tensors than a checkpoint can lack by accident: a config that asks for so many is looked at no further."""
+MAX_BIAS_NBYTES = 1 << 20
+MAX_WRONG = 10_000
+"""More tensors than a checkpoint can lack, or have too many, by accident: more are looked at no further."""
 
 
 def resolve(
@@ -99,17 +107,19 @@ def resolve(
     rules don't expect.
     """
     there = checkpoint.tensors
-    kept = [
-        rule for rule in _checked(checkpoint, rules) if isinstance(rule, ConstantRule) or rule.parts[0].source in there
-    ]
+    checked, idle = _checked(checkpoint, rules)
+    kept = [rule for rule in checked if isinstance(rule, ConstantRule) or rule.parts[0].source in there]
     copy = _tied_copy(checkpoint, kept)
     if copy:
         kept = [rule for rule in kept if rule.name != "output.weight"]
-    return [_plan(checkpoint, rule) for rule in kept], copy
+    notes = (f"{len(idle)} tensors like {idle[0]} (biases that are all zero)",) if idle else ()
+    return [_plan(checkpoint, rule) for rule in kept], copy + notes
 
 
-def _checked(checkpoint: Checkpoint, rules: Iterable[TensorRule | ConstantRule]) -> list[TensorRule | ConstantRule]:
-    """The rules, if the checkpoint has what they ask for and nothing else."""
+def _checked(
+    checkpoint: Checkpoint, rules: Iterable[TensorRule | ConstantRule]
+) -> tuple[list[TensorRule | ConstantRule], list[str]]:
+    """The rules, if the checkpoint has what they ask for and nothing else but biases of nothing, which are named."""
     there = checkpoint.tensors
     checked: list[TensorRule | ConstantRule] = []
     known: dict[str, tuple[int, ...]] = {}
@@ -125,11 +135,14 @@ def _checked(checkpoint: Checkpoint, rules: Iterable[TensorRule | ConstantRule])
                 missing[part.source] = None
             if part.row_length not in (0, part.shape[-1]) or len(part.shape) < 2:
                 uncut.add(part.source)
-        if len(missing) > MAX_MISSING:
+        if len(missing) > MAX_WRONG:
             raise _misfit(checkpoint, {"or more tensors are missing": missing})
+    surplus = [name for name in there if name not in known and not name.endswith(_BUFFERS)]
+    biases = [name for name in surplus[:MAX_WRONG] if re.sub(r"\.bias$", ".weight", name) in known]
+    idle = {name: None for name in biases if _is_zero(there[name])}
     problems = {
         "tensors are missing": missing,
-        "tensors are surplus": [n for n in there if n not in known and not n.endswith(_BUFFERS)],
+        "tensors are surplus": [name for name in surplus if name not in idle],
         "tensors have the wrong shape": [
             f"{name} has {list(there[name].shape)}, expected {list(shape)}"
             for name, shape in known.items()
@@ -144,7 +157,12 @@ def _checked(checkpoint: Checkpoint, rules: Iterable[TensorRule | ConstantRule])
     }
     if any(problems.values()):
         raise _misfit(checkpoint, problems)
-    return checked
+    return checked, list(idle)
+
+
+def _is_zero(bias: TensorSpec) -> bool:
+    """Whether a bias adds nothing. AutoGPTQ gave every module one, and the first Command-R7B has them, too."""
+    return bias.encoding is None and bias.nbytes <= MAX_BIAS_NBYTES and not any(whole(bias))
 
 
 def _misfit(checkpoint: Checkpoint, problems: Mapping[str, Collection[str]]) -> UnusableInputError:
@@ -189,7 +207,7 @@ def _plan(checkpoint: Checkpoint, rule: TensorRule | ConstantRule) -> TensorPlan
     shape = rule.shape
     while len(shape) > 1 and shape[0] == 1:  # llama.cpp's writer has no trailing dimensions of 1 either
         shape = shape[1:]
-    return TensorPlan(rule.name, shape[::-1], GGMLType.F32, parts, rule.add)
+    return TensorPlan(rule.name, shape[::-1], GGMLType.F32, parts)
 
 
 def _part(checkpoint: Checkpoint, part: Part) -> PartPlan:

@@ -42,8 +42,8 @@ class _Item:
 
     @property
     def own(self) -> GGMLType:
-        """The type that the source has."""
-        return self.tensor.parts[0].type
+        """The type that loses nothing."""
+        return self.tensor.own_type
 
     def nbytes_as(self, ggml_type: GGMLType) -> int:
         """Bytes as that type."""
@@ -112,7 +112,7 @@ def _items(plan: ConvertPlan, options: ConvertOptions, budget_nbytes: int) -> li
 
 
 def _item(tensor: TensorPlan, offered: Sequence[GGMLType], plan: ConvertPlan, options: ConvertOptions) -> _Item:
-    own = tensor.parts[0].type
+    own = tensor.own_type
     if own.is_quantized and tensor.parts[0].spec.encoding is None and not options.allow_requantize:
         raise UsageError(
             f"tensor {tensor.name} is quantized already ({own.name}), and made of it any other is worse than made of "

@@ -75,8 +75,6 @@ class Worker:
         if slab.part.change:
             slab.part.change(rows)
             _check_changed(slab, rows)
-        if slab.tensor.add:
-            rows += np.float32(slab.tensor.add)
         return rows
 
     def _read_rows(self, slab: Slab, *, is_kept: bool) -> NDArray[Any]:
@@ -151,7 +149,7 @@ class Worker:
 
 def _is_kept(slab: Slab) -> bool:
     """Whether the result has the input's elements, at most in another order."""
-    return slab.tensor.type == slab.part.type and not slab.tensor.add and not slab.part.change
+    return slab.tensor.type == slab.part.type and not slab.part.change
 
 
 def _check_changed(slab: Slab, rows: NDArray[np.float32]) -> None:

@@ -13,6 +13,7 @@ from adapter_files import DOWN, RANK, Q, adapter_tensors, pair, write_adapter
 from checkpoints import change_json, llama_config, random_tensors, write_checkpoint, write_safetensors
 from encoded_checkpoint import make_encoded
 from numpy.typing import NDArray
+from tiny_models import make_model
 
 from edgeinfer.api.convert import convert, plan_conversion
 from edgeinfer.convert.adapters.module_patterns import ModulePatterns
@@ -236,6 +237,23 @@ def test_the_base_is_what_the_adapter_states_unless_told(base: Path, tmp_path: P
         plan_conversion(adapter, options=ConvertOptions(base=tmp_path))
     with pytest.raises(UsageError, match="--base has no effect"):
         plan_conversion(base, options=ConvertOptions(base=base))
+
+
+@pytest.mark.parametrize(
+    ("name", "claims"),
+    [
+        ("granitemoe", {"num_local_experts": 10**9}),
+        ("mixtral", {"num_local_experts": 1024, "num_hidden_layers": 512}),
+        ("llama", {"num_hidden_layers": 10**9}),
+    ],
+)
+def test_a_base_beyond_any_that_could_be_is_refused_at_once(name: str, claims: dict[str, int], tmp_path: Path) -> None:
+    base = make_model(name, tmp_path)
+    adapter = write_adapter(tmp_path / "a", base)
+    change_json(base / "config.json", claims)
+    for source, lora in ((adapter, ()), (base, ((adapter, 1.0),))):
+        with pytest.raises(UnusableInputError, match=r"config\.json"):
+            plan_conversion(source, options=ConvertOptions(lora=lora))
 
 
 def test_pickled_weights_are_never_opened(base: Path, tmp_path: Path) -> None:

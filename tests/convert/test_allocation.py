@@ -36,15 +36,6 @@ def test_never_more_than_the_budget_and_at_most_one_upgrade_from_the_best(items:
     assert best <= found.loss <= best + largest_upgrade
 
 
-@given(ITEMS, st.integers(0, 100))
-def test_nothing_else_of_the_same_size_loses_less_where_the_multiplier_spends_all(items: Items, room: int) -> None:
-    """What is chosen at its own size, without a rest, is on the lower hull of all totals."""
-    found = _total(items, allocate(items, smallest_nbytes(items) + room))
-    again = _total(items, allocate(items, found.nbytes))
-    assert again.nbytes <= found.nbytes
-    assert again.loss >= min(t.loss for t in _all_totals(items) if t.nbytes <= found.nbytes)
-
-
 @given(ITEMS)
 def test_with_room_for_everything_each_item_loses_least_with_the_fewest_bytes(items: Items) -> None:
     found = allocate(items, 10**6)

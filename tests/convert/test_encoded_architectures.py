@@ -7,17 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import change_json
-from encoded_checkpoint import ENCODINGS, encode, write_tensors
+from encoded_checkpoint import ENCODINGS, encode, read_tensors, write_tensors
 from golden_encodings import tensor_hashes
 from random_checkpoint import PLAIN, make_checkpoint, read_model
 
-from edgeinfer.api.convert import convert
+from edgeinfer.api.convert import convert, plan_conversion
 from edgeinfer.convert import stream
 from edgeinfer.convert.checkpoint import TensorSpec, open_checkpoint
 from edgeinfer.convert.encodings import decoded
 from edgeinfer.convert.encodings.grid import fit
 from edgeinfer.convert.encodings.scaled import Scaled
 from edgeinfer.convert.reader import SourceReader
+from edgeinfer.ggml_types import GGMLType
+from edgeinfer.gguf_file.header import read_header
+from edgeinfer.native.quantize import GGMLQuantizer
 from edgeinfer.options import ConvertOptions
 
 
@@ -42,6 +45,42 @@ def test_encoded_rows_go_where_plain_ones_go(
     change_json(checkpoint / "config.json", {"quantization_config": None})
     convert(checkpoint, expected := tmp_path / "plain.gguf", options)
     assert tensor_hashes(found) == tensor_hashes(expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "half"), [("deepseek-v3", "blk.0.attn_v_b.weight"), ("phi-short", "blk.0.ffn_up.weight")]
+)
+def test_blocks_go_where_numbers_go(model: str, half: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(read_model(model), PLAIN, tmp_path)
+    encode(checkpoint, ENCODINGS["ct-mxfp4"])
+    options = ConvertOptions(type="Q8_0", tensor_type=(("blk", "mxfp4"),), verify=False)
+    planned = plan_conversion(checkpoint, tmp_path / "kept.gguf", options).plan.tensors
+    kept = {t.name for t in planned if {part.type for part in t.parts} == {GGMLType.MXFP4}}
+    assert half in kept
+    convert(checkpoint, tmp_path / "kept.gguf", options)
+    convert(checkpoint, plain := tmp_path / "plain.gguf", ConvertOptions(type="F32", verify=False))
+    numbers = {
+        t.name: np.fromfile(plain, np.float32, t.nbytes // 4, offset=t.offset) for t in read_header(plain).tensors
+    }
+    for tensor in read_header(tmp_path / "kept.gguf").tensors:
+        if tensor.name in kept:
+            blocks = np.fromfile(tmp_path / "kept.gguf", np.uint8, tensor.nbytes, offset=tensor.offset)
+            found = np.empty_like(numbers[tensor.name])
+            GGMLQuantizer().dequantize(tensor.type, blocks, found)
+            assert found.tobytes() == numbers[tensor.name].tobytes(), tensor.name
+
+
+def test_a_stack_of_blocks_and_floats_has_no_type_that_loses_nothing_but_f32(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(read_model("qwen3moe"), PLAIN, tmp_path)
+    floats = read_tensors(checkpoint)
+    encode(checkpoint, ENCODINGS["ct-mxfp4"])
+    last = "model.layers.1.mlp.experts.3.down_proj.weight"
+    blocks = {name: stored for name, stored in read_tensors(checkpoint).items() if not name.startswith(last)}
+    write_tensors(checkpoint, {**blocks, last: floats[last]})
+    plan = plan_conversion(checkpoint, options=ConvertOptions(target_bpw=8.2)).plan
+    types = {t.name: t.type for t in plan.tensors}
+    assert types["blk.0.ffn_down_exps.weight"] is GGMLType.MXFP4
+    assert types["blk.1.ffn_down_exps.weight"] is not GGMLType.MXFP4
 
 
 def _numbers(reader: SourceReader, spec: TensorSpec) -> np.ndarray:

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import change_json
-from encoded_checkpoint import ENCODINGS, make_encoded, write_tensors
+from encoded_checkpoint import ENCODINGS, make_encoded, read_tensors, write_tensors
 from golden_encodings import GOLDEN, tensor_hashes
-from safetensors_writer import DTYPES
 
 from edgeinfer.api.convert import convert
 from edgeinfer.convert import stream
-from edgeinfer.convert.checkpoint import TensorSpec, open_checkpoint, read_safetensors_header
+from edgeinfer.convert.checkpoint import TensorSpec, open_checkpoint
 from edgeinfer.convert.encodings import decoded
 from edgeinfer.convert.encodings.grid import fit
 from edgeinfer.convert.reader import SourceReader
@@ -90,9 +89,22 @@ def test_scales_of_activations_are_left_out_and_said(tmp_path: Path) -> None:
     assert not [name for name in checkpoint.tensors if name.endswith("scale")]
 
 
+def test_the_biases_of_zeros_that_the_first_versions_of_autogptq_added_do_no_harm(tmp_path: Path) -> None:
+    checkpoint, options = make_encoded("gptq4", tmp_path), ConvertOptions(type="F32", verify=False)
+    convert(checkpoint, tmp_path / "without.gguf", options)
+    biases = {f"{module}.bias": ("F16", np.zeros(rows, np.float16)) for module, (rows, _) in MODULES.items()}
+    write_tensors(checkpoint, {**read_tensors(checkpoint), **biases})
+    convert(checkpoint, tmp_path / "with.gguf", options)
+    assert tensor_hashes(tmp_path / "with.gguf") == tensor_hashes(tmp_path / "without.gguf")
+    biases[f"{FIRST}.bias"][1][3] = 1
+    write_tensors(checkpoint, {**read_tensors(checkpoint), **biases})
+    with pytest.raises(UnusableInputError, match=rf"1 tensors are surplus: {FIRST}\.bias$"):
+        convert(checkpoint, tmp_path / "other.gguf", options)
+
+
 def test_a_tensor_that_is_only_called_scale_is_none(tmp_path: Path) -> None:
     checkpoint = make_encoded("ct-int8", tmp_path)
-    write_tensors(checkpoint, {**_stored(checkpoint), "model.logit_scale": ("F32", np.ones(1, np.float32))})
+    write_tensors(checkpoint, {**read_tensors(checkpoint), "model.logit_scale": ("F32", np.ones(1, np.float32))})
     assert not _problem(checkpoint)
     assert "model.logit_scale" in decoded(open_checkpoint(checkpoint)).tensors
 
@@ -112,16 +124,6 @@ def test_the_method_can_stand_in_a_file_of_its_own(producer: str | None, known: 
     section = {"producer": {"name": producer}, "quantization": {"quant_algo": "FP8"}}
     (checkpoint / "hf_quant_config.json").write_text(json.dumps(section), "utf-8")
     assert (_problem(checkpoint) == "") == known
-
-
-def _stored(checkpoint: Path) -> dict[str, tuple[str, Any]]:
-    return {
-        spec.name: (
-            spec.dtype,
-            np.fromfile(spec.path, DTYPES[spec.dtype], spec.n_elements, offset=spec.offset).reshape(spec.shape),
-        )
-        for spec in read_safetensors_header(checkpoint / "model.safetensors").values()
-    }
 
 
 def _otherwise(dtype: str, values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
@@ -151,7 +153,7 @@ def _problem(checkpoint: Path) -> str:
 
 def test_stored_tensors_that_do_not_fit_are_named(name: str, tmp_path: Path) -> None:
     checkpoint = make_encoded(name, tmp_path)
-    tensors = _stored(checkpoint)
+    tensors = read_tensors(checkpoint)
     parts = [key for key in tensors if key.startswith(FIRST) and not key.endswith(ACTIVATIONS)]
     for number, key in enumerate(parts):
         for other in _otherwise(*tensors[key]):
@@ -165,7 +167,7 @@ def test_stored_tensors_that_do_not_fit_are_named(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("suffix", ["weight", "weight_scale_inv"])
 def test_a_half_alone_is_named(suffix: str, tmp_path: Path) -> None:
     checkpoint = make_encoded("fp8-block", tmp_path)
-    tensors = _stored(checkpoint)
+    tensors = read_tensors(checkpoint)
     tensors.pop(f"{FIRST}.{suffix}")
     write_tensors(checkpoint, tensors)
     with pytest.raises(UnusableInputError, match=rf"{FIRST}.weight( is F8_E4M3|_scale_inv)"):
@@ -174,7 +176,7 @@ def test_a_half_alone_is_named(suffix: str, tmp_path: Path) -> None:
 
 def test_a_part_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
     checkpoint = make_encoded(name, tmp_path)
-    tensors = _stored(checkpoint)
+    tensors = read_tensors(checkpoint)
     optional = (
         *ACTIVATIONS,
         "g_idx",
@@ -200,7 +202,7 @@ def test_a_part_that_is_missing_is_named(name: str, tmp_path: Path) -> None:
         ("ct-pack4", "weight_shape", 1 << 62, "k_proj.weight_packed has the shape"),
         ("ct-pack4-order", "weight_g_idx", 4, "k_proj.weight_g_idx has group 4, but there are 4"),
         ("gptq4-order", "g_idx", 8, "k_proj.g_idx has group 8, but there are 8"),
-        ("gptq4-order", "g_idx", -1, "k_proj.g_idx has group"),
+        ("gptq4-order", "g_idx", -1, "k_proj.g_idx has group -1, but there are 8"),
         ("gptq4", "scales", np.inf, "k_proj.weight has "),
         ("awq", "scales", np.nan, "k_proj.weight has NaN"),
         ("bnb-nf4", "weight.quant_map", np.nan, "k_proj.weight has NaN"),
@@ -214,7 +216,7 @@ def test_contents_that_cannot_be_are_named(
     encoding: str, suffix: str, change: float, what: str, tmp_path: Path
 ) -> None:
     checkpoint = make_encoded(encoding, tmp_path)
-    tensors = _stored(checkpoint)
+    tensors = read_tensors(checkpoint)
     dtype, values = tensors[f"{FIRST}.{suffix}"]
     values.reshape(-1)[0] = change
     write_tensors(checkpoint, {**tensors, f"{FIRST}.{suffix}": (dtype, values)})
@@ -233,7 +235,7 @@ def test_contents_that_cannot_be_are_named(
 )  # fmt: skip
 def test_a_state_that_lies_is_refused(state: dict[str, Any], tmp_path: Path) -> None:
     checkpoint = make_encoded("bnb-nf4-nested", tmp_path)
-    tensors = _stored(checkpoint)
+    tensors = read_tensors(checkpoint)
     key = f"{FIRST}.weight.quant_state.bitsandbytes__nf4"
     known = json.loads(tensors[key][1].tobytes())
     changed = np.frombuffer(json.dumps({**known, **state}).encode(), np.uint8)
@@ -244,7 +246,7 @@ def test_a_state_that_lies_is_refused(state: dict[str, Any], tmp_path: Path) -> 
 def test_a_state_without_end_is_not_read(tmp_path: Path) -> None:
     checkpoint = make_encoded("bnb-nf4", tmp_path)
     key = f"{FIRST}.weight.quant_state.bitsandbytes__nf4"
-    write_tensors(checkpoint, {**_stored(checkpoint), key: ("U8", np.zeros(1 << 17, np.uint8))})
+    write_tensors(checkpoint, {**read_tensors(checkpoint), key: ("U8", np.zeros(1 << 17, np.uint8))})
     assert f"{key} has 131072 bytes" in _problem(checkpoint)
 
 

@@ -45,8 +45,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield Case(request.param, path, golden[request.param])
 
 
-SLOW = ("IQ3_M", "IQ4_NL", "IQ4_XS")
-"""A matter of minutes: `make conformance` runs them."""
+SLOW = ("IQ3_S", "IQ3_M", "IQ4_NL", "IQ4_XS")
+"""A matter of minutes: `make conformance` runs them. Of smaller models test_gguf_source.py has the like."""
 
 
 @pytest.mark.parametrize("file_type", [pytest.param(t, marks=[pytest.mark.slow] * (t in SLOW)) for t in FILE_TYPES])

@@ -19,7 +19,7 @@ from tiny_models import make_model, plan_of
 
 from edgeinfer.api.convert import convert
 from edgeinfer.convert.architectures import lookup
-from edgeinfer.convert.architectures.base import negative_exponential
+from edgeinfer.convert.architectures.transforms import negative_exponential
 from edgeinfer.convert.config import Config
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.options import ConvertOptions

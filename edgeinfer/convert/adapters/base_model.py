@@ -8,12 +8,15 @@ from pathlib import Path
 
 from edgeinfer.convert.adapters.peft import Delta, PeftAdapter
 from edgeinfer.convert.architectures import lookup
-from edgeinfer.convert.architectures.base import Architecture, ConstantRule, TensorRule
+from edgeinfer.convert.architectures.base import Architecture, ConstantRule, TensorRule, impossible
 from edgeinfer.convert.checkpoint import Checkpoint, TensorSpec
 from edgeinfer.convert.config import Config
 from edgeinfer.convert.json_file import read_object
 from edgeinfer.convert.text_model import text_model
 from edgeinfer.errors import UnusableInputError, listed
+
+MAX_PARTS = 1 << 17
+"""Nearly twice the weights of the largest known model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class BaseModel:
     def rules(self) -> list[TensorRule | ConstantRule]:
         """How the tensors of the file are made of its weights."""
         adapted = self.architecture.adapted(self._text({}))
-        return list(self.architecture.tensors(adapted.config))
+        return rules_of(self.architecture, adapted.config)
 
     def named(self, adapter: PeftAdapter, rules: Iterable[TensorRule | ConstantRule]) -> dict[str, Delta]:
         """The adapter's deltas by the names that the rules use.
@@ -68,6 +71,19 @@ class BaseModel:
 
     def _text(self, specs: Mapping[str, TensorSpec]) -> Checkpoint:
         return text_model(Checkpoint(self.config.path.parent, self.config, dict(specs)), self.architecture)
+
+
+def rules_of(architecture: Architecture, config: Config) -> list[TensorRule | ConstantRule]:
+    """All rules. Raises UnusableInputError for a config that makes no model, or one beyond any that there could be."""
+    architecture.metadata(config)  # refuses the sizes that the rules take for granted
+    found: list[TensorRule | ConstantRule] = []
+    n_parts = 0
+    for rule in architecture.tensors(config):
+        found.append(rule)
+        n_parts += len(rule.parts) if isinstance(rule, TensorRule) else 0
+        if n_parts > MAX_PARTS:
+            raise impossible(config, f"more than {MAX_PARTS} weights")
+    return found
 
 
 def check_saved_bases(saved: Mapping[str, TensorSpec], rules: Iterable[TensorRule | ConstantRule], where: str) -> None:

@@ -12,13 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edgeinfer.convert.adapters.base_model import BaseModel, check_saved_bases
 from edgeinfer.convert.adapters.factors import Factors, factors
 from edgeinfer.convert.adapters.peft import PeftAdapter
 from edgeinfer.convert.checkpoint import Reader, TensorSpec, encoded
+from edgeinfer.convert.encodings.base import Floats, OnlyFloats
 from edgeinfer.convert.file_types import FileType, file_type
 from edgeinfer.convert.metadata import title
 from edgeinfer.convert.pipeline import Planned
@@ -45,33 +43,26 @@ _OF_MODELS = (
     "split_max_size",
     "imatrix",
     "calibrate",
-    "target_size",
-    "target_bpw",
     "lora",
 )
 
 
 @dataclass(frozen=True, slots=True)
-class FactorRows:
+class FactorRows(OnlyFloats):
     """Makes the rows of one of a pair's tensors: `checkpoint.Encoding`."""
 
     factors: Factors
     side: str
     stored: tuple[TensorSpec, ...]
-    type: GGMLType = GGMLType.F32
 
-    def dequantize(self, reader: Reader, row0: int, out: NDArray[np.float32]) -> None:
+    def dequantize(self, reader: Reader, row0: int, out: Floats) -> None:
         """See checkpoint.Encoding."""
         height, done = self.factors.shapes[self.side][-2], 0
         while done < len(out):
             matrix, row = divmod(row0 + done, height)
-            rows = self.factors.matrix(self.side, matrix)[row : row + len(out) - done]
+            rows = self.factors.matrix(reader, self.side, matrix)[row : row + len(out) - done]
             out[done : done + len(rows)] = rows
             done += len(rows)
-
-    def repack(self, reader: Reader, row0: int, n_rows: int) -> NDArray[np.uint8]:
-        """Never asked: the rows are floats."""
-        raise NotImplementedError
 
 
 def plan_adapter(

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from edgeinfer.convert.adapters.peft import Delta
 from edgeinfer.convert.adapters.row_order import Order, is_transposed, n_rows, order_of, row_length
 from edgeinfer.convert.architectures.base import ConstantRule, Part, TensorRule
-from edgeinfer.convert.checkpoint import TensorSpec
-from edgeinfer.convert.reader import RAW, check_finite, widen
+from edgeinfer.convert.checkpoint import Reader, TensorSpec
 from edgeinfer.errors import UnusableInputError, listed
 
 EMBEDDING = "token_embd.weight"
@@ -75,30 +74,31 @@ class Factors:
         deltas = {piece.delta.module: piece.delta for pieces in self.matrices for piece in pieces}
         return tuple(spec for delta in deltas.values() for spec in (delta.a, delta.b))
 
-    def matrix(self, side: str, number: int) -> Matrix:
-        """A matrix of one of the tensors. Raises what `read_matrix` raises."""
+    def matrix(self, reader: Reader, side: str, number: int) -> Matrix:
+        """A matrix of one of the tensors. Raises what `reader.floats` raises."""
         pieces, is_table = self.matrices[number], self.name == EMBEDDING
         if (side == "a") == is_table:
-            return self._left(pieces)
-        return self._right(pieces).T if is_table else self._right(pieces)
+            return self._left(reader, pieces)
+        right = self._right(reader, pieces)
+        return right.T if is_table else right
 
-    def _left(self, pieces: Iterable[_Piece]) -> Matrix:
+    def _left(self, reader: Reader, pieces: Iterable[_Piece]) -> Matrix:
         left = np.zeros((self.shape[-2], self.rank), np.float32)
         offsets = _offsets(pieces)
         for piece in pieces:
             delta, order = piece.delta, piece.order
-            rows = read_matrix(delta.a).T if delta.is_embedding else read_matrix(delta.b)
+            rows = read_rows(reader, delta.a).T if delta.is_embedding else read_rows(reader, delta.b)
             at, factor = offsets[piece.key], delta.alpha / self.alpha * (self.rank / delta.rank) * order.factor
             out = left[piece.begin : piece.begin + len(order.rows), at : at + delta.rank]
             np.multiply(rows[order.rows], np.float32(factor), out=out)
         return left
 
-    def _right(self, pieces: Iterable[_Piece]) -> Matrix:
+    def _right(self, reader: Reader, pieces: Iterable[_Piece]) -> Matrix:
         right = np.zeros((self.rank, self.shape[-1]), np.float32)
         offsets = _offsets(pieces)
         for piece in {piece.key: piece for piece in pieces}.values():
             delta, columns = piece.delta, piece.order.columns
-            rows = read_matrix(delta.b).T if delta.is_embedding else read_matrix(delta.a)
+            rows = read_rows(reader, delta.b).T if delta.is_embedding else read_rows(reader, delta.a)
             at = offsets[piece.key]
             right[at : at + delta.rank] = rows if columns is None else rows[:, columns]
         return right
@@ -210,20 +210,8 @@ def is_stored_swapped(delta: Delta, part: Part, where: str) -> bool:
     return is_swapped
 
 
-def read_matrix(spec: TensorSpec) -> Matrix:
-    """A small tensor as F32. Raises UnusableInputError where it can't be read or has values that are not finite."""
-    try:
-        with open(spec.path, "rb") as file:
-            file.seek(spec.offset)
-            raw = file.read(spec.nbytes)
-    except OSError as error:
-        raise UnusableInputError(
-            f"{spec.path}: cannot be read ({error.strerror})", "was it changed meanwhile?"
-        ) from None
-    if len(raw) != spec.nbytes:
-        raise UnusableInputError(f"{spec.path}: has become shorter", "was it changed meanwhile?")
-    bits = np.frombuffer(raw, RAW[spec.dtype]).reshape(spec.shape)
-    check_finite(spec, spec.dtype, bits, 0)
-    wide = np.empty(spec.shape, np.float32)
-    widen(spec.dtype, bits, wide)
-    return wide
+def read_rows(reader: Reader, spec: TensorSpec, row0: int = 0, n_rows: int | None = None) -> Matrix:
+    """Rows `[row0, row0 + n_rows)` of a factor, or all of them. Raises what `reader.floats` raises."""
+    out = np.empty((spec.shape[0] if n_rows is None else n_rows, spec.shape[1]), np.float32)
+    reader.floats(spec, row0, out)
+    return out

@@ -7,16 +7,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edgeinfer.convert.adapters.base_model import BaseModel, check_saved_bases
-from edgeinfer.convert.adapters.factors import EMBEDDING, HEAD, adapted_rules, is_stored_swapped, refuse_unknown, tied
+from edgeinfer.convert.adapters.base_model import BaseModel, check_saved_bases, rules_of
+from edgeinfer.convert.adapters.factors import (
+    EMBEDDING,
+    HEAD,
+    adapted_rules,
+    is_stored_swapped,
+    read_rows,
+    refuse_unknown,
+    tied,
+)
 from edgeinfer.convert.adapters.peft import Delta, PeftAdapter, open_adapter
 from edgeinfer.convert.architectures.base import Architecture, ConstantRule, TensorRule
 from edgeinfer.convert.checkpoint import Checkpoint, Reader, TensorSpec, encoded
 from edgeinfer.convert.config import Config
-from edgeinfer.convert.reader import RAW, check_finite, widen
-from edgeinfer.ggml_types import GGMLType
+from edgeinfer.convert.encodings.base import Floats, OnlyFloats, numbers
+from edgeinfer.convert.reader import RAW, check_finite
 from edgeinfer.options import Adapters
 
 
@@ -28,53 +35,39 @@ class _Addend:
     scale: float
     is_swapped: bool
 
-    def rows(self, reader: Reader, row0: int, n_rows: int) -> NDArray[np.float32]:
+    def rows(self, reader: Reader, row0: int, n_rows: int) -> Floats:
         """Rows `[row0, row0 + n_rows)`."""
         a, b = self.delta.a, self.delta.b
-        left = _columns(reader, a, row0, n_rows) if self.is_swapped else _rows(reader, b, row0, n_rows)
-        right = _rows(reader, b, 0, b.shape[0]).T if self.is_swapped else _rows(reader, a, 0, a.shape[0])
+        left = _columns(reader, a, row0, n_rows) if self.is_swapped else read_rows(reader, b, row0, n_rows)
+        right = read_rows(reader, b).T if self.is_swapped else read_rows(reader, a)
         left *= np.float32(self.scale)
         return left @ right
 
 
 @dataclass(frozen=True, slots=True)
-class MergedRows:
+class MergedRows(OnlyFloats):
     """Makes the rows of a weight with adapters in it: `checkpoint.Encoding`."""
 
     base: TensorSpec
     addends: tuple[_Addend, ...]
-    type: GGMLType = GGMLType.F32
 
     @property
     def stored(self) -> tuple[TensorSpec, ...]:
         """The weight's tensors; the adapters' are read again and again, and small."""
         return self.base.stored
 
-    def dequantize(self, reader: Reader, row0: int, out: NDArray[np.float32]) -> None:
+    def dequantize(self, reader: Reader, row0: int, out: Floats) -> None:
         """See checkpoint.Encoding."""
         reader.floats(self.base, row0, out)
         for addend in self.addends:
             out += addend.rows(reader, row0, len(out))
 
-    def repack(self, reader: Reader, row0: int, n_rows: int) -> NDArray[np.uint8]:
-        """Never asked: the rows are floats."""
-        raise NotImplementedError
 
-
-def _rows(reader: Reader, spec: TensorSpec, row0: int, n_rows: int) -> NDArray[np.float32]:
-    out = np.empty((n_rows, spec.shape[1]), np.float32)
-    reader.floats(spec, row0, out)
-    return out
-
-
-def _columns(reader: Reader, spec: TensorSpec, first: int, count: int) -> NDArray[np.float32]:
+def _columns(reader: Reader, spec: TensorSpec, first: int, count: int) -> Floats:
     """Columns `[first, first + count)` as rows."""
     raw = reader.columns(spec, spec.row_nbytes(first), spec.row_nbytes(count))
-    bits = np.ascontiguousarray(raw).view(RAW[spec.dtype])
-    check_finite(spec, spec.dtype, bits, 0)
-    out = np.empty(bits.shape, np.float32)
-    widen(spec.dtype, bits, out)
-    return np.ascontiguousarray(out.T)
+    check_finite(spec, spec.dtype, raw.view(RAW[spec.dtype]), 0)
+    return np.ascontiguousarray(numbers(spec.dtype, raw).T)
 
 
 def open_adapters(lora: Adapters) -> list[tuple[PeftAdapter, float]]:
@@ -92,10 +85,10 @@ def merged(
 
     Raises UnusableInputError for an adapter that doesn't fit.
     """
-    model = BaseModel(stated, architecture)
+    model, rules = BaseModel(stated, architecture), rules_of(architecture, checkpoint.config)
     addends: dict[str, list[_Addend]] = {}
     for adapter, scale in adapters:
-        rules, where = list(architecture.tensors(checkpoint.config)), str(adapter.path)
+        where = str(adapter.path)
         deltas = model.named(adapter, rules)
         check_saved_bases(model.saved_bases(adapter), rules, where)
         kept = list(adapted_rules(rules, deltas))

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer.convert.architectures.base import Elementwise, Part
+from edgeinfer.convert.architectures.base import Part
+from edgeinfer.convert.architectures.transforms import Elementwise
 
 MAX_TRIED_ELEMENTS = 1 << 26
 """Several times a group of rows of the largest known models."""

@@ -8,16 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from edgeinfer.convert.architectures.base import (
-    Part,
-    RowTransform,
-    TensorRule,
-    head_dim,
-    n_kv_heads,
-    n_layers,
-    stack,
-    tensor,
-)
+from edgeinfer.convert.architectures.base import Part, TensorRule, head_dim, n_kv_heads, n_layers, stack, tensor
+from edgeinfer.convert.architectures.transforms import Elementwise, RowTransform, some_rows
 from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.config import Config
 
@@ -44,9 +36,11 @@ def linear(
         yield tensor(f"{name}.bias", f"{source}.bias", shape[:1], transform)
 
 
-def norm(name: str, source: str, length: int, *, add: float = 0.0, bias: bool = False) -> Iterator[TensorRule]:
-    """A norm's weight, with `add` added, and its bias."""
-    yield tensor(f"{name}.weight", f"{source}.weight", (length,), add=add)
+def norm(
+    name: str, source: str, length: int, *, change: Elementwise | None = None, bias: bool = False
+) -> Iterator[TensorRule]:
+    """A norm's weight, and its bias."""
+    yield tensor(f"{name}.weight", f"{source}.weight", (length,), change=change)
     if bias:
         yield tensor(f"{name}.bias", f"{source}.bias", (length,))
 
@@ -69,10 +63,10 @@ def attention(
     yield from linear(f"{to}.attn_output", f"{at}.self_attn.o_proj", (embd, q), bias=output_bias)
 
 
-def head_norms(config: Config, to: str, at: str, *, add: float = 0.0) -> Iterator[TensorRule]:
+def head_norms(config: Config, to: str, at: str, *, change: Elementwise | None = None) -> Iterator[TensorRule]:
     """Norms over each head of query and key."""
-    yield from norm(f"{to}.attn_q_norm", f"{at}.self_attn.q_norm", head_dim(config), add=add)
-    yield from norm(f"{to}.attn_k_norm", f"{at}.self_attn.k_norm", head_dim(config), add=add)
+    yield from norm(f"{to}.attn_q_norm", f"{at}.self_attn.q_norm", head_dim(config), change=change)
+    yield from norm(f"{to}.attn_k_norm", f"{at}.self_attn.k_norm", head_dim(config), change=change)
 
 
 def fused_qkv(name: str, source: str, shape: tuple[int, ...], head_dim: int, q_per_kv: int = 1) -> TensorRule:
@@ -81,20 +75,9 @@ def fused_qkv(name: str, source: str, shape: tuple[int, ...], head_dim: int, q_p
     There, the rows of `q_per_kv` query heads, of the key and of the value follow each other; in GGUF all queries come
     first, then all keys, then all values.
     """
-    n_blocks = q_per_kv + 2
-    spans = ((0, q_per_kv), (q_per_kv, q_per_kv + 1), (q_per_kv + 1, n_blocks))
-    return TensorRule(
-        name, shape, tuple(Part(source, shape, transform=some_blocks(n_blocks, head_dim, *span)) for span in spans)
-    )
-
-
-def some_blocks(n_blocks: int, block_rows: int, first: int, end: int) -> RowTransform:
-    """Of every `n_blocks` blocks of `block_rows` rows, the blocks from `first` to before `end`."""
-    return RowTransform(
-        n_blocks * block_rows,
-        lambda rows: rows.reshape(-1, n_blocks, block_rows, rows.shape[1])[:, first:end],
-        rows_kept=(end - first) * block_rows,
-    )
+    key, value, group = ((q_per_kv + i) * head_dim for i in range(3))
+    spans = ((0, key), (key, value), (value, group))
+    return TensorRule(name, shape, tuple(Part(source, shape, transform=some_rows(group, *span)) for span in spans))
 
 
 def gated_ffn(to: str, at: str, embd: int, ffn: int, *, suffix: str = "", bias: bool = False) -> Iterator[TensorRule]:

@@ -8,7 +8,6 @@ from typing import Any
 from edgeinfer.convert.architectures.base import (
     Architecture,
     Part,
-    RowTransform,
     TensorRule,
     decoder_metadata,
     embedding_tensors,
@@ -19,6 +18,7 @@ from edgeinfer.convert.architectures.base import (
 )
 from edgeinfer.convert.architectures.blocks import norm
 from edgeinfer.convert.architectures.routed_experts import GATING, ffn_tensors, routed_expert_metadata
+from edgeinfer.convert.architectures.transforms import RowTransform, some_rows
 from edgeinfer.convert.config import Config
 
 
@@ -103,7 +103,7 @@ def _attention_tensors(config: Config, to: str, at: str) -> Iterator[TensorRule]
     keys = RowTransform(
         key + value, lambda rows: rows.reshape(-1, key + value, rank)[:, :key].swapaxes(1, 2), rows_kept=key
     )
-    values = RowTransform(key + value, lambda rows: rows.reshape(-1, key + value, rank)[:, key:], rows_kept=value)
+    values = some_rows(key + value, key, key + value)
     yield TensorRule(f"{to}.attn_k_b.weight", (heads, rank, key), (Part(kv_b, shape, transform=keys),))
     yield TensorRule(f"{to}.attn_v_b.weight", (heads, value, rank), (Part(kv_b, shape, transform=values),))
     yield tensor(f"{to}.attn_output.weight", f"{at}.o_proj.weight", (embd, heads * value))

@@ -14,7 +14,6 @@ import numpy as np
 
 from edgeinfer.convert.architectures.base import (
     Part,
-    RowTransform,
     TensorRule,
     decoder_metadata,
     embedding_tensors,
@@ -22,12 +21,12 @@ from edgeinfer.convert.architectures.base import (
     impossible,
     n_kv_heads,
     n_layers,
-    negative_exponential,
     require,
     rotary_dim,
     tensor,
 )
 from edgeinfer.convert.architectures.blocks import head_norms, norm
+from edgeinfer.convert.architectures.transforms import negative_exponential, plus_one
 from edgeinfer.convert.checkpoint import Checkpoint
 from edgeinfer.convert.config import Config
 
@@ -125,7 +124,7 @@ def _kinds(config: Config) -> list[str]:
 
 def tensors(config: Config, linear_attention: Rules, feed_forward: Rules) -> Iterator[TensorRule]:
     """All layers; norms are stored less 1, but those of the delta nets."""
-    yield from embedding_tensors(config, add=1.0)
+    yield from embedding_tensors(config, norm_change=plus_one)
     for i, kind in enumerate(_kinds(config)):
         attention = linear_attention if kind == "linear_attention" else _attention_tensors
         yield from _layer_tensors(config, f"blk.{i}", f"model.layers.{i}", attention, feed_forward)
@@ -133,16 +132,16 @@ def tensors(config: Config, linear_attention: Rules, feed_forward: Rules) -> Ite
         embd, to = config.integer("hidden_size"), f"blk.{n_layers(config)}"
         yield from _layer_tensors(config, to, "mtp.layers.0", _attention_tensors, feed_forward)
         yield tensor(f"{to}.nextn.eh_proj.weight", "mtp.fc.weight", (embd, 2 * embd))
-        yield from norm(f"{to}.nextn.enorm", "mtp.pre_fc_norm_embedding", embd, add=1.0)
-        yield from norm(f"{to}.nextn.hnorm", "mtp.pre_fc_norm_hidden", embd, add=1.0)
-        yield from norm(f"{to}.nextn.shared_head_norm", "mtp.norm", embd, add=1.0)
+        yield from norm(f"{to}.nextn.enorm", "mtp.pre_fc_norm_embedding", embd, change=plus_one)
+        yield from norm(f"{to}.nextn.hnorm", "mtp.pre_fc_norm_hidden", embd, change=plus_one)
+        yield from norm(f"{to}.nextn.shared_head_norm", "mtp.norm", embd, change=plus_one)
 
 
 def _layer_tensors(config: Config, to: str, at: str, attention: Rules, feed_forward: Rules) -> Iterator[TensorRule]:
     embd = config.integer("hidden_size")
-    yield from norm(f"{to}.attn_norm", f"{at}.input_layernorm", embd, add=1.0)
+    yield from norm(f"{to}.attn_norm", f"{at}.input_layernorm", embd, change=plus_one)
     yield from attention(config, to, at)
-    yield from norm(f"{to}.post_attention_norm", f"{at}.post_attention_layernorm", embd, add=1.0)
+    yield from norm(f"{to}.post_attention_norm", f"{at}.post_attention_layernorm", embd, change=plus_one)
     yield from feed_forward(config, to, at)
 
 
@@ -154,15 +153,7 @@ def _attention_tensors(config: Config, to: str, at: str) -> Iterator[TensorRule]
     yield tensor(f"{to}.attn_k.weight", f"{at}.self_attn.k_proj.weight", (kv, embd))
     yield tensor(f"{to}.attn_v.weight", f"{at}.self_attn.v_proj.weight", (kv, embd))
     yield tensor(f"{to}.attn_output.weight", f"{at}.self_attn.o_proj.weight", (embd, q))
-    yield from head_norms(config, to, at, add=1.0)
-
-
-def chosen_rows(rows_per_group: int, chosen: slice) -> RowTransform:
-    """Of each group of rows, those of `chosen`."""
-    kept = len(range(*chosen.indices(rows_per_group)))
-    return RowTransform(
-        rows_per_group, lambda rows: rows.reshape(-1, rows_per_group, rows.shape[1])[:, chosen], rows_kept=kept
-    )
+    yield from head_norms(config, to, at, change=plus_one)
 
 
 def state_tensors(

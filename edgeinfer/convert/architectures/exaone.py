@@ -15,7 +15,7 @@ from edgeinfer.convert.architectures.base import (
     tensor,
 )
 from edgeinfer.convert.architectures.blocks import layers, linear, norm
-from edgeinfer.convert.architectures.llama import llama3_rope_factors
+from edgeinfer.convert.architectures.llama import rope_factors
 from edgeinfer.convert.config import Config
 
 
@@ -31,8 +31,7 @@ def tensors(config: Config) -> Iterator[TensorRule | ConstantRule]:
     yield tensor("token_embd.weight", "transformer.wte.weight", (vocab, embd))
     yield tensor("output_norm.weight", "transformer.ln_f.weight", (embd,))
     yield tensor("output.weight", "lm_head.weight", (vocab, embd), optional=config.flag("tie_word_embeddings"))
-    if config.rope.get("rope_type") == "llama3":
-        yield ConstantRule("rope_freqs.weight", llama3_rope_factors(config))
+    yield from rope_factors(config)
     for to, at in layers(config, "transformer.h"):
         yield from norm(f"{to}.attn_norm", f"{at}.ln_1", embd)
         for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):

@@ -17,7 +17,7 @@ from edgeinfer.convert.architectures.base import (
     require,
 )
 from edgeinfer.convert.architectures.blocks import attention, gated_ffn, head_norms, layers, norm
-from edgeinfer.convert.architectures.llama import llama3_rope_factors
+from edgeinfer.convert.architectures.llama import rope_factors
 from edgeinfer.convert.architectures.windows import window_metadata
 from edgeinfer.convert.config import Config
 
@@ -49,8 +49,7 @@ def tensors(config: Config) -> Iterator[TensorRule | ConstantRule]:
     """Post-norm layers."""
     embd, ffn = config.integer("hidden_size"), config.integer("intermediate_size")
     yield from embedding_tensors(config)
-    if config.rope.get("rope_type") == "llama3":
-        yield ConstantRule("rope_freqs.weight", llama3_rope_factors(config))
+    yield from rope_factors(config)
     for to, at in layers(config):
         yield from attention(config, to, at)
         yield from head_norms(config, to, at)

@@ -14,11 +14,11 @@ from edgeinfer.convert.architectures.base import (
     impossible,
     n_kv_heads,
     require,
-    scaled,
     tensor,
 )
 from edgeinfer.convert.architectures.blocks import layers, norm
 from edgeinfer.convert.architectures.mamba2 import Mixer, mixer, mixer_tensors
+from edgeinfer.convert.architectures.transforms import scaled
 from edgeinfer.convert.config import Config
 
 

@@ -14,7 +14,7 @@ from edgeinfer.convert.architectures.base import (
     require,
 )
 from edgeinfer.convert.architectures.blocks import attention, gated_ffn, layers, norm
-from edgeinfer.convert.architectures.gemma2 import NORM_SHIFT
+from edgeinfer.convert.architectures.transforms import plus_one
 from edgeinfer.convert.config import Config
 
 
@@ -30,11 +30,11 @@ def metadata(config: Config) -> dict[str, Any]:
 def tensors(config: Config) -> Iterator[TensorRule]:
     """Pre-norm layers; the head is always the embedding."""
     embd, ffn = config.integer("hidden_size"), config.integer("intermediate_size")
-    yield from embedding_tensors(config, add=NORM_SHIFT)
+    yield from embedding_tensors(config, norm_change=plus_one)
     for to, at in layers(config):
-        yield from norm(f"{to}.attn_norm", f"{at}.input_layernorm", embd, add=NORM_SHIFT)
+        yield from norm(f"{to}.attn_norm", f"{at}.input_layernorm", embd, change=plus_one)
         yield from attention(config, to, at)
-        yield from norm(f"{to}.ffn_norm", f"{at}.post_attention_layernorm", embd, add=NORM_SHIFT)
+        yield from norm(f"{to}.ffn_norm", f"{at}.post_attention_layernorm", embd, change=plus_one)
         yield from gated_ffn(to, f"{at}.mlp", embd, ffn)
 
 

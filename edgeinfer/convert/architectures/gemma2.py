@@ -17,10 +17,9 @@ from edgeinfer.convert.architectures.base import (
     require,
 )
 from edgeinfer.convert.architectures.blocks import attention, gated_ffn, head_norms, layers, norm
+from edgeinfer.convert.architectures.transforms import plus_one
 from edgeinfer.convert.config import Config
 
-NORM_SHIFT = 1.0
-"""A norm multiplies by one more than its weight (transformers: Gemma2RMSNorm)."""
 _LAYERS_27B = 46
 
 
@@ -61,18 +60,18 @@ def tensors(config: Config) -> Iterator[TensorRule]:
 
 
 def sandwich_layers(config: Config, *, with_head_norms: bool = False) -> Iterator[TensorRule]:
-    """Gemma's layers; Gemma 3 has norms for query and key besides."""
-    embd, ffn, shift = config.integer("hidden_size"), config.integer("intermediate_size"), NORM_SHIFT
-    yield from embedding_tensors(config, add=shift)
+    """Gemma's layers, whose norms are stored less 1 (transformers: Gemma2RMSNorm); Gemma 3 norms query and key too."""
+    embd, ffn = config.integer("hidden_size"), config.integer("intermediate_size")
+    yield from embedding_tensors(config, norm_change=plus_one)
     for to, at in layers(config):
-        yield from norm(f"{to}.attn_norm", f"{at}.input_layernorm", embd, add=shift)
+        yield from norm(f"{to}.attn_norm", f"{at}.input_layernorm", embd, change=plus_one)
         yield from attention(config, to, at)
         if with_head_norms:
-            yield from head_norms(config, to, at, add=shift)
-        yield from norm(f"{to}.post_attention_norm", f"{at}.post_attention_layernorm", embd, add=shift)
-        yield from norm(f"{to}.ffn_norm", f"{at}.pre_feedforward_layernorm", embd, add=shift)
+            yield from head_norms(config, to, at, change=plus_one)
+        yield from norm(f"{to}.post_attention_norm", f"{at}.post_attention_layernorm", embd, change=plus_one)
+        yield from norm(f"{to}.ffn_norm", f"{at}.pre_feedforward_layernorm", embd, change=plus_one)
         yield from gated_ffn(to, f"{at}.mlp", embd, ffn)
-        yield from norm(f"{to}.post_ffw_norm", f"{at}.post_feedforward_layernorm", embd, add=shift)
+        yield from norm(f"{to}.post_ffw_norm", f"{at}.post_feedforward_layernorm", embd, change=plus_one)
 
 
 ARCHITECTURE = Architecture(

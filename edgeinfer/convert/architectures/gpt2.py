@@ -14,9 +14,9 @@ from edgeinfer.convert.architectures.base import (
     impossible,
     require,
     tensor,
-    transposed,
 )
 from edgeinfer.convert.architectures.blocks import norm
+from edgeinfer.convert.architectures.transforms import transposed
 from edgeinfer.convert.config import Config
 
 

@@ -12,16 +12,14 @@ from edgeinfer.convert.architectures.base import (
     TensorRule,
     decoder_metadata,
     embedding_tensors,
-    every_other,
     expert_counts,
     impossible,
     n_layers,
     require,
     tensor,
-    transposed,
-    transposed_columns,
 )
 from edgeinfer.convert.architectures.blocks import attention, layers, linear, norm
+from edgeinfer.convert.architectures.transforms import some_rows, transposed, transposed_columns
 from edgeinfer.convert.config import Config
 
 
@@ -59,7 +57,9 @@ def _expert_tensors(config: Config, n_experts: int, to: str, at: str) -> Iterato
     experts = _packed_experts if config.quantization_method == "mxfp4" else _float_experts
     for first, name in enumerate(("ffn_gate_exps", "ffn_up_exps")):
         yield experts(config, f"{to}.{name}.weight", f"{at}.gate_up_proj", (n_experts, 2 * ffn, embd), first)
-        bias = Part(f"{at}.gate_up_proj_bias", (n_experts, 2 * ffn), row_length=1, transform=every_other(first))
+        bias = Part(
+            f"{at}.gate_up_proj_bias", (n_experts, 2 * ffn), row_length=1, transform=some_rows(2, first, first + 1)
+        )
         yield TensorRule(f"{to}.{name}.bias", (n_experts, ffn), (bias,))
     yield experts(config, f"{to}.ffn_down_exps.weight", f"{at}.down_proj", (n_experts, embd, ffn))
     yield tensor(f"{to}.ffn_down_exps.bias", f"{at}.down_proj_bias", (n_experts, embd))
@@ -70,7 +70,7 @@ def _packed_experts(
 ) -> TensorRule:
     """All rows of a stack of matrices, or every other one from `first` on, as checkpoints in MXFP4 have them."""
     n_experts, n_rows, row_length = shape
-    part = Part(source, shape, transform=None if first is None else every_other(first))
+    part = Part(source, shape, transform=None if first is None else some_rows(2, first, first + 1))
     return TensorRule(name, (n_experts, n_rows if first is None else n_rows // 2, row_length), (part,))
 
 

@@ -16,7 +16,6 @@ from edgeinfer.convert.architectures.base import (
     embedding_tensors,
     head_dim,
     impossible,
-    interleave_halves,
     n_kv_heads,
     n_layers,
     require,
@@ -25,6 +24,7 @@ from edgeinfer.convert.architectures.blocks import attention, layers, norm
 from edgeinfer.convert.architectures.granitemoe import expert_tensors, fused_ffn
 from edgeinfer.convert.architectures.mamba import RECURRENT_CONTEXT
 from edgeinfer.convert.architectures.mamba2 import mixer, mixer_tensors
+from edgeinfer.convert.architectures.transforms import interleave_halves
 from edgeinfer.convert.config import Config
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from edgeinfer.convert.architectures import granite, llama
 from edgeinfer.convert.architectures.base import Architecture, ConstantRule, Part, TensorRule, tensor
+from edgeinfer.convert.architectures.fused_experts import fused_experts
 from edgeinfer.convert.config import Config
 
 
@@ -35,13 +36,7 @@ def expert_tensors(config: Config, to: str, at: str) -> Iterator[TensorRule]:
     """The router and the experts that it chooses from."""
     embd, ffn, count = (config.integer(k) for k in ("hidden_size", "intermediate_size", "num_local_experts"))
     yield tensor(f"{to}.ffn_gate_inp.weight", f"{at}.router.layer.weight", (count, embd))
-    for kind, first_row in (("gate", 0), ("up", ffn)):
-        halves = tuple(
-            Part(f"{at}.input_linear.weight", (count, 2 * ffn, embd), i * 2 * ffn + first_row, ffn)
-            for i in range(count)
-        )
-        yield TensorRule(f"{to}.ffn_{kind}_exps.weight", (count, ffn, embd), halves)
-    yield tensor(f"{to}.ffn_down_exps.weight", f"{at}.output_linear.weight", (count, embd, ffn))
+    yield from fused_experts(to, at, count, embd, ffn, ("input_linear.weight", "output_linear.weight"))
 
 
 def fused_ffn(to: str, at: str, embd: int, ffn: int, *, suffix: str = "") -> Iterator[TensorRule]:

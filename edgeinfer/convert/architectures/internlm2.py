@@ -8,7 +8,6 @@ from typing import Any
 from edgeinfer.convert.architectures.base import (
     Architecture,
     Part,
-    RowTransform,
     TensorRule,
     decoder_metadata,
     head_dim,
@@ -16,7 +15,8 @@ from edgeinfer.convert.architectures.base import (
     require,
     tensor,
 )
-from edgeinfer.convert.architectures.blocks import layers, some_blocks
+from edgeinfer.convert.architectures.blocks import layers
+from edgeinfer.convert.architectures.transforms import RowTransform, some_rows
 from edgeinfer.convert.config import Config
 
 
@@ -51,14 +51,14 @@ def _attention(config: Config, to: str, at: str) -> Iterator[TensorRule]:
     for name, rows, transform in (
         ("q", embd, _interleaved(q_per_kv + 2, dim, 0, q_per_kv)),
         ("k", kv_heads * dim, _interleaved(q_per_kv + 2, dim, q_per_kv, q_per_kv + 1)),
-        ("v", kv_heads * dim, some_blocks(q_per_kv + 2, dim, q_per_kv + 1, q_per_kv + 2)),
+        ("v", kv_heads * dim, some_rows((q_per_kv + 2) * dim, (q_per_kv + 1) * dim, (q_per_kv + 2) * dim)),
     ):
         yield TensorRule(f"{to}.attn_{name}.weight", (rows, embd), (Part(source, shape, transform=transform),))
     yield tensor(f"{to}.attn_output.weight", f"{at}.attention.wo.weight", (embd, embd))
 
 
 def _interleaved(n_heads: int, dim: int, first: int, end: int) -> RowTransform:
-    """Of every `n_heads` heads those from `first` to before `end`, the halves of each as base.interleave_halves."""
+    """Of every `n_heads` heads those from `first` to before `end`, the halves of each as interleave_halves has them."""
     return RowTransform(
         n_heads * dim,
         lambda rows: rows.reshape(-1, n_heads, 2, dim // 2, rows.shape[1])[:, first:end].swapaxes(2, 3),

@@ -6,14 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from edgeinfer.convert.architectures import llama
-from edgeinfer.convert.architectures.base import (
-    Architecture,
-    TensorRule,
-    embedding_tensors,
-    head_dim,
-    interleave_halves,
-)
+from edgeinfer.convert.architectures.base import Architecture, TensorRule, embedding_tensors, head_dim
 from edgeinfer.convert.architectures.blocks import attention, gated_ffn, layers, norm
+from edgeinfer.convert.architectures.transforms import interleave_halves
 from edgeinfer.convert.config import Config
 
 

@@ -17,9 +17,9 @@ from edgeinfer.convert.architectures.base import (
     embedding_tensors,
     expert_counts,
     head_dim,
-    interleave_halves,
 )
 from edgeinfer.convert.architectures.blocks import attention, gated_ffn, layers, norm
+from edgeinfer.convert.architectures.transforms import interleave_halves
 from edgeinfer.convert.config import Config
 from edgeinfer.errors import UnusableInputError
 
@@ -58,8 +58,7 @@ def interleaved_layers(
     embd, bias = config.integer("hidden_size"), config.flag("attention_bias")
     rotary = interleave_halves(head_dim(config))
     yield from embedding_tensors(config)
-    if config.rope.get("rope_type") == "llama3":
-        yield ConstantRule("rope_freqs.weight", llama3_rope_factors(config))
+    yield from rope_factors(config)
     for to, at in layers(config):
         yield from norm(f"{to}.attn_norm", f"{at}.input_layernorm", embd)
         yield from attention(config, to, at, rotary, bias=bias, output_bias=bias)
@@ -67,8 +66,14 @@ def interleaved_layers(
         yield from feed_forward(to, at, embd)
 
 
-def llama3_rope_factors(config: Config) -> NDArray[np.float32]:
-    """Llama 3.1's per-frequency rope divisors, shape `(head_dim / 2,)`.
+def rope_factors(config: Config) -> Iterator[ConstantRule]:
+    """Llama 3.1's divisors for each frequency, where the rope is scaled so."""
+    if config.rope.get("rope_type") == "llama3":
+        yield ConstantRule("rope_freqs.weight", _llama3_factors(config))
+
+
+def _llama3_factors(config: Config) -> NDArray[np.float32]:
+    """Shape `(head_dim / 2,)`.
 
     Long wavelengths are slowed by `factor`, short ones kept, those between blended
     (transformers: modeling_rope_utils.py, _compute_llama3_parameters).

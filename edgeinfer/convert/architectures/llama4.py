@@ -70,8 +70,7 @@ def tensors(config: Config) -> Iterator[TensorRule | ConstantRule]:
     """Query and key stay as they are: transformers rotates neighbours here, as ggml does."""
     embd, step = config.integer("hidden_size"), config.integer("interleave_moe_layer_step")
     yield from embedding_tensors(config)
-    if config.rope.get("rope_type") == "llama3":
-        yield ConstantRule("rope_freqs.weight", llama.llama3_rope_factors(config))
+    yield from llama.rope_factors(config)
     for i, (to, at) in enumerate(layers(config)):
         yield from norm(f"{to}.attn_norm", f"{at}.input_layernorm", embd)
         yield from attention(config, to, at)

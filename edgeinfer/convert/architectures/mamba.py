@@ -11,11 +11,11 @@ from edgeinfer.convert.architectures.base import (
     TensorRule,
     check_activation,
     n_layers,
-    negative_exponential,
     require,
     tensor,
 )
 from edgeinfer.convert.architectures.blocks import layers, linear, norm
+from edgeinfer.convert.architectures.transforms import negative_exponential
 from edgeinfer.convert.config import Config
 
 RECURRENT_CONTEXT = 1 << 20

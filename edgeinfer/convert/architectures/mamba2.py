@@ -9,18 +9,17 @@ from typing import Any
 
 from edgeinfer.convert.architectures.base import (
     Architecture,
-    Elementwise,
     Part,
     TensorRule,
     check_activation,
     impossible,
     n_layers,
-    negative_exponential,
     require,
     tensor,
 )
 from edgeinfer.convert.architectures.blocks import layers, norm
 from edgeinfer.convert.architectures.mamba import RECURRENT_CONTEXT, backbone_tensors, convolution
+from edgeinfer.convert.architectures.transforms import Elementwise, negative_exponential
 from edgeinfer.convert.config import Config
 
 

@@ -7,15 +7,10 @@ from functools import partial
 from typing import Any
 
 from edgeinfer.convert.architectures import delta_net
-from edgeinfer.convert.architectures.base import (
-    Architecture,
-    Part,
-    RowTransform,
-    TensorRule,
-    rotary_dim,
-)
+from edgeinfer.convert.architectures.base import Architecture, Part, TensorRule, rotary_dim
 from edgeinfer.convert.architectures.blocks import gated_ffn
 from edgeinfer.convert.architectures.mrope import sections_metadata
+from edgeinfer.convert.architectures.transforms import RowTransform, some_rows
 from edgeinfer.convert.config import Config
 
 DEFAULT_SECTIONS = [11, 11, 10]
@@ -62,10 +57,7 @@ def linear_attention(config: Config, to: str, layer: str) -> Iterator[TensorRule
 def _tiled(per_key: int, source: str, shape: tuple[int, ...], rows_per_head: int, first_row: int) -> tuple[Part, ...]:
     """A part for the first value head of each key head, one for the second, …"""
     group, ends = per_key * rows_per_head, range(rows_per_head, per_key * rows_per_head + 1, rows_per_head)
-    return tuple(
-        Part(source, shape, first_row, transform=delta_net.chosen_rows(group, slice(end - rows_per_head, end)))
-        for end in ends
-    )
+    return tuple(Part(source, shape, first_row, transform=some_rows(group, end - rows_per_head, end)) for end in ends)
 
 
 ARCHITECTURE = Architecture(

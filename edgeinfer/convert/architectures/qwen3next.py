@@ -8,6 +8,7 @@ from typing import Any
 
 from edgeinfer.convert.architectures import delta_net, qwen_experts
 from edgeinfer.convert.architectures.base import Architecture, Part, TensorRule, require, tensor
+from edgeinfer.convert.architectures.transforms import some_rows
 from edgeinfer.convert.config import Config
 
 
@@ -35,7 +36,7 @@ def _linear_attention(config: Config, to: str, layer: str) -> Iterator[TensorRul
         Part(
             f"{at}.in_proj_qkvz.weight",
             (n_key * group, embd),
-            transform=delta_net.chosen_rows(group, slice(first, end)),
+            transform=some_rows(group, first, end),
         )
         for first, end in pairwise(ends)
     )

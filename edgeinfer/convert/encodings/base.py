@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.convert.checkpoint import Checkpoint, Encoding, Reader, TensorSpec, encoded
-from edgeinfer.convert.reader import RAW, SourceReader, widen
+from edgeinfer.convert.reader import RAW, whole, widen
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.ggml_types import GGMLType
 
@@ -93,11 +93,7 @@ def contents(spec: TensorSpec, at_most: int) -> bytes:
     """All bytes of a stored tensor that says something about others. UnusableInputError when it has too many."""
     if spec.nbytes > at_most:
         raise misfit(spec, f"has {spec.nbytes} bytes, expected at most {at_most}")
-    reader = SourceReader()
-    try:
-        return reader.read(spec, 0, spec.nbytes).tobytes()
-    finally:
-        reader.close()
+    return whole(spec)
 
 
 def numbers(dtype: str, raw: NDArray[np.uint8]) -> Floats:

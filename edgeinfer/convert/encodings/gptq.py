@@ -29,8 +29,7 @@ from edgeinfer.convert.encodings.base import (
     with_decoded,
 )
 from edgeinfer.convert.encodings.bits import WORDS, n_words, unpack, words_with
-from edgeinfer.convert.encodings.grid import by_block
-from edgeinfer.convert.reader import broken
+from edgeinfer.convert.encodings.grid import by_block, check_groups
 from edgeinfer.errors import UnusableInputError
 
 BITS = (2, 3, 4, 8)
@@ -63,11 +62,11 @@ class Gptq(OnlyFloats):
         np.copyto(out, unpack(words.T, self.bits, 0, length))
         zeros, scales = self._zeros(reader, row0, n_rows), self._scales(reader, row0, n_rows)
         if self.groups is None:
-            group_length = -(-length // zeros.shape[1])
+            group_length = length // zeros.shape[1]
             by_block(np.subtract, out, zeros, group_length)
             by_block(np.multiply, out, scales, group_length)
         else:
-            groups = self._groups(reader, length)
+            groups = self._groups(reader)
             out -= np.take(zeros, groups, axis=1)
             out *= np.take(scales, groups, axis=1)
 
@@ -84,12 +83,10 @@ class Gptq(OnlyFloats):
         nbytes = self.scales.row_nbytes(1)
         return numbers(self.scales.dtype, reader.columns(self.scales, row0 * nbytes, n_rows * nbytes)).T
 
-    def _groups(self, reader: Reader, length: int) -> NDArray[np.int32]:
+    def _groups(self, reader: Reader) -> NDArray[np.int32]:
         assert self.groups
         groups = reader.read(self.groups, 0, self.groups.nbytes).view("<i4")
-        n_groups = self.scales.shape[0]
-        if int(groups.min()) < 0 or int(groups.max()) >= n_groups:
-            raise broken(self.groups, f"group {int(groups.max())}, but there are {n_groups}")
+        check_groups(self.groups, groups, self.scales.shape[0])
         return groups
 
 

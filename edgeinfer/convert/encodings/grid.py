@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edgeinfer.convert.checkpoint import Reader, TensorSpec
 from edgeinfer.convert.encodings.base import Floats, misfit, numbers
+from edgeinfer.convert.reader import broken
 
 Block = tuple[int, int]
 """Rows and columns that share a scale."""
@@ -55,6 +56,13 @@ def by_block(operation: Callable[..., Any], out: Floats, values: Floats, length:
         operation(blocks, values[..., None], out=blocks)
     else:
         operation(out, np.repeat(values, length, axis=1)[:, : out.shape[1]], out=out)
+
+
+def check_groups(spec: TensorSpec, groups: NDArray[np.int32], count: int) -> None:
+    """Raise UnusableInputError unless all that `spec` says are numbers of groups, of which there are `count`."""
+    least, most = int(groups.min()), int(groups.max())
+    if least < 0 or most >= count:
+        raise broken(spec, f"group {least if least < 0 else most}, but there are {count}")
 
 
 def fit(shape: tuple[int, ...], scales: TensorSpec, blocks: Sequence[Block] = ()) -> Grid:

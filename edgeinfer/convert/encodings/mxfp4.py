@@ -103,13 +103,19 @@ def repack(packed: Bytes, scales: Bytes) -> Bytes:
 
     `packed` has shape `(rows, 16 × blocks)`, `scales` `(rows, blocks)`; the result `(rows, 17 × blocks)`.
     """
-    blocks = packed.reshape(*scales.shape, PACKED_NBYTES)
-    first, second = blocks[..., : PACKED_NBYTES // 2], blocks[..., PACKED_NBYTES // 2 :]
     out = np.empty((*scales.shape, 1 + PACKED_NBYTES), np.uint8)
     out[..., 0] = scales
-    out[..., 1::2] = first & 0x0F | second << 4
-    out[..., 2::2] = first >> 4 | second & 0xF0
+    out[..., 1:] = half_a_block_apart(packed.reshape(*scales.shape, PACKED_NBYTES))
     return out.reshape(len(scales), -1)
+
+
+def half_a_block_apart(blocks: Bytes) -> Bytes:
+    """Bytes of two elements half a block apart, of bytes of two neighbours; a block is the last dimension."""
+    first, second = np.split(blocks, 2, axis=-1)
+    out = np.empty_like(blocks)
+    out[..., 0::2] = first & 0x0F | second << 4
+    out[..., 1::2] = first >> 4 | second & 0xF0
+    return out
 
 
 def dequantize(packed: Bytes, scales: Bytes, out: NDArray[np.float32]) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgeinfer.convert.checkpoint import Reader, TensorSpec
 from edgeinfer.convert.encodings.base import FLOATS, Floats, OnlyFloats, check, check_matrix, misfit, numbers
-from edgeinfer.convert.encodings.mxfp4 import unpack
+from edgeinfer.convert.encodings.mxfp4 import half_a_block_apart, unpack
 from edgeinfer.convert.reader import broken
 from edgeinfer.ggml_types import GGMLType
 
@@ -53,13 +53,9 @@ class Nvfp4:
             raise broken(self.scales, f"a scale that is negative or NaN in row {row0 + row}")
         nbytes = BLOCK_LENGTH // 2
         blocks = reader.read(self.packed, row0 * n_blocks * nbytes, n_rows * n_blocks * nbytes)
-        first, second = np.split(blocks.reshape(*scales.shape, nbytes), 2, axis=-1)
         out = np.empty((*scales.shape[:2], GGMLType.NVFP4.block_nbytes), np.uint8)
         out[..., :4] = scales
-        halves = out[..., 4:].reshape(*scales.shape, nbytes)
-        halves[..., 0::2] = first & 0x0F | second << 4
-        halves[..., 1::2] = first >> 4 | second & 0xF0
-        out[..., 4:] = halves.reshape(*scales.shape[:2], -1)
+        out[..., 4:] = half_a_block_apart(blocks.reshape(*scales.shape, nbytes)).reshape(*scales.shape[:2], -1)
         return out.reshape(n_rows, -1)
 
     def dequantize(self, reader: Reader, row0: int, out: Floats) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgeinfer.convert.checkpoint import Reader, TensorSpec
 from edgeinfer.convert.encodings.base import FLOATS, Floats, OnlyFloats, Parts, check, check_matrix, contents, misfit
 from edgeinfer.convert.encodings.bits import n_words, unpack, words_with
-from edgeinfer.convert.encodings.grid import Grid, fit
+from edgeinfer.convert.encodings.grid import Grid, check_groups, fit
 from edgeinfer.convert.reader import broken
 
 _WORD_BITS = 32
@@ -77,8 +77,7 @@ class Packed(OnlyFloats):
         groups = reader.read(self.groups, 0, self.groups.nbytes).view("<i4")
         if int(groups.min()) == -1:  # never set: the library takes it for none
             return None
-        if int(groups.min()) < 0 or int(groups.max()) >= self.grid.columns:
-            raise broken(self.groups, f"group {int(groups.max())}, but there are {self.grid.columns}")
+        check_groups(self.groups, groups, self.grid.columns)
         return groups
 
 

@@ -59,9 +59,8 @@ class Scaled(OnlyFloats):
 def decoded(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with its FP8 weights: `weight` beside `weight_scale_inv` or `weight_scale`."""
     blocks = block_candidates(checkpoint.config.quantization, "weight_block_size")
-    for suffix in ("_scale_inv", "_scale"):
-        checkpoint = with_scaled(without_activation_scales(checkpoint), blocks, suffix)
-    return checkpoint
+    checkpoint = with_scaled(without_activation_scales(checkpoint), blocks, "_scale_inv")
+    return with_scaled(checkpoint, blocks)
 
 
 def without_activation_scales(checkpoint: Checkpoint) -> Checkpoint:

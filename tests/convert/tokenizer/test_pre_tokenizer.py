@@ -18,11 +18,12 @@ from checkpoints import (
     write_checkpoint,
 )
 
-from edgeinfer.api.convert import plan_conversion
+from edgeinfer.api.convert import convert, plan_conversion
 from edgeinfer.convert.token_check import ORIGINAL_KEY
 from edgeinfer.convert.tokenizer import pre_tokenizer as module
 from edgeinfer.convert.tokenizer.hashes import CHECK_TEXT
 from edgeinfer.errors import UnusableInputError, UsageError
+from edgeinfer.gguf_file.header import read_header
 from edgeinfer.options import ConvertOptions
 
 UNKNOWN_SPLIT = r"\p{L}+|\p{N}+|[^\p{L}\p{N}]"
@@ -123,6 +124,15 @@ def test_rules_that_only_the_user_knows_are_carried_along(tmp_path: Path) -> Non
     metadata = _plan(tmp_path, byte_level_tokenizer(UNKNOWN_SPLIT), "gpt-2")
     assert metadata["tokenizer.ggml.pre"] == "gpt-2"
     assert "pre_tokenizer" in json.loads(metadata[ORIGINAL_KEY])
+
+
+def test_what_the_user_names_holds_while_an_importance_matrix_is_computed(tmp_path: Path) -> None:
+    tokenizer = byte_level_tokenizer(UNKNOWN_SPLIT)
+    checkpoint = write_checkpoint(tmp_path / "model", llama_config(vocab_size=512), tokenizer=tokenizer)
+    (text := tmp_path / "text.txt").write_text("The quick brown fox. " * 200, "utf-8")
+    options = ConvertOptions(type="Q4_0", pre="gpt-2", calibrate=text, verify=False)
+    convert(checkpoint, tmp_path / "out.gguf", options)
+    assert read_header(tmp_path / "out.gguf").metadata["tokenizer.ggml.pre"] == "gpt-2"
 
 
 def test_what_the_user_names_and_the_rules_confirm_needs_nothing_more(tmp_path: Path) -> None:
