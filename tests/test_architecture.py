@@ -23,6 +23,7 @@ LAYERS: list[set[str]] = [
         "errors",
         "options",
         "ggml_types",
+        "finite",
         "home",
         "file_lock",
         "atomic_file",

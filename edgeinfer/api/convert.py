@@ -104,12 +104,11 @@ def run_conversion(
     """Carry out a planned conversion; `progress` is told the input bytes just done and their total."""
     if options.calibrate is not None:
         return _run_calibrated(planned, options, Path(options.calibrate), progress)
-    quantizer = GGMLQuantizer()
     seconds = execute(
         planned,
         options,
-        quantizer,
-        lambda path: _verify(path, planned, quantizer),
+        GGMLQuantizer(),
+        lambda path: _verify(path, planned),
         options.threads or default_threads(),
         progress,
     )
@@ -134,12 +133,12 @@ def run_conversion(
     )
 
 
-def _verify(path: Path, planned: Planned, quantizer: GGMLQuantizer) -> None:
+def _verify(path: Path, planned: Planned) -> None:
     if planned.plan.is_adapter:
-        verify_adapter(path, planned.plan, quantizer)
+        verify_adapter(path, planned.plan)
         return
     opener = _open_encoder if planned.plan.is_encoder else _open_decoder
-    verify(path, planned.plan, planned.tokenizer, quantizer, opener)
+    verify(path, planned.plan, planned.tokenizer, opener)
 
 
 @dataclass(frozen=True, slots=True)
