@@ -9,6 +9,7 @@ tells it to a few percent, so that the cost does not grow with the model.
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -80,7 +81,8 @@ def _errors_of(samples: Sequence[Rows], types: Sequence[GGMLType], quantizer: Qu
     key = digest.hexdigest()
     largest = max(float(np.abs(rows).max(initial=0)) for rows, _ in samples)
     known = kept.of(key)
-    new = {t: _error(samples, t, quantizer) for t in types if t not in known and fits_range(t, largest)}
+    measured = {t: _error(samples, t, quantizer) for t in types if t not in known and fits_range(t, largest)}
+    new = {t: error for t, error in measured.items() if math.isfinite(error)}  # else a factor is too large for F16
     kept.add(key, new)
     return {t: error for t, error in {**known, **new}.items() if t in types}
 
@@ -92,8 +94,9 @@ def _error(samples: Sequence[Rows], ggml_type: GGMLType, quantizer: Quantizer) -
         quantizer.quantize(ggml_type, rows, data, weights)
         back = np.empty_like(rows)
         quantizer.dequantize(ggml_type, data, back)
-        back -= rows
-        error += _energy(back, weights)
+        with np.errstate(all="ignore"):  # infinities tell that the type is too narrow
+            back -= rows
+            error += _energy(back, weights)
         energy += _energy(rows, weights)
     return error / energy if energy else 0.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -163,8 +164,36 @@ def test_what_the_user_decides_stays(source: Path, matrix: Path) -> None:
     assert (types["token_embd.weight"], types["output.weight"]) == (T.Q5_1, T.F16)
     assert plan.bits_per_weight <= 7.5
     everything = (("weight", "q5_0"),)
-    with pytest.raises(UsageError, match="is out of reach"):
+    with pytest.raises(UsageError, match=r"out of reach: the types that are given leave 5\.\d+ bits per weight"):
         _prepared(source, target_bpw=6.5, tensor_type=everything)
+    one_is_left = ((r"blk\.[12]|token|output|ffn|attn_[qvo]", "q5_0"),)
+    low, high = re.findall(r"[\d.]+", _refused(source, target_size=1, tensor_type=one_is_left).hint)[:2]
+    assert low < high, "of a small range there are more decimals"
+
+
+def _refused(source: Path, **options: Any) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        _prepared(source, **options)
+    return caught.value
+
+
+def test_types_whose_factors_the_values_make_infinite_are_not_chosen(tmp_path: Path) -> None:
+    tensors = random_tensors(CONFIG)
+    for name in tensors:
+        if "up_proj" in name:
+            tensors[name] = np.copysign(np.float32(1e9), tensors[name])
+    large = write_checkpoint(tmp_path / "large", CONFIG, tensors, dtype="F32")
+    types = _types(_plan(large, target_bpw=12.0))
+    assert {types[f"blk.{i}.ffn_up.weight"] for i in range(3)} == {T.F32}
+    assert T.F32 not in {t for name, t in types.items() if "attn_q" in name}
+
+
+@pytest.mark.parametrize("spoilt", [b"[" * 100_000, b"NaN", b"-1", b"Infinity", b"\xff\x00", b'"x"', b"null"], ids=str)
+def test_kept_errors_that_are_spoilt_are_measured_again(source: Path, tmp_path: Path, spoilt: bytes) -> None:
+    expected = _types(_plan(source, target_bpw=6.0))
+    (kept,) = (tmp_path / "home" / "quantization-errors").iterdir()
+    kept.write_bytes(re.sub(rb"(?<=: )[\d.e-]+(?=[,}])", lambda _: spoilt, kept.read_bytes()))
+    assert _types(_plan(source, target_bpw=6.0)) == expected
 
 
 @pytest.mark.parametrize(
