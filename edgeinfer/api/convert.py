@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,20 @@ from edgeinfer.types import Refusal, Row, Tokens, Vocabulary
 
 _VERIFY_OPTIONS = RuntimeOptions(ctx_size=64, prefix_cache=False)
 _DEFAULTS = ConvertOptions()
+# All that decides about types and files is the output's own; how the source is read is not.
+_OF_CALIBRATION: dict[str, Any] = {
+    "type": "Q8_0",
+    "target_size": None,
+    "target_bpw": None,
+    "tensor_type": (),
+    "output_tensor_type": None,
+    "token_embedding_type": None,
+    "pure": False,
+    "fallback": True,
+    "split_max_size": None,
+    "calibrate": None,
+    "verify": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +200,7 @@ def _run_calibrated(
     check_target(planned, overwrite=options.overwrite)
     with tempfile.TemporaryDirectory(prefix=".edgeinfer-", dir=planned.output.parent) as folder:
         model, matrix = Path(folder, "q8_0.gguf"), Path(folder, ExpectedMatrix(text).name)
-        plain = ConvertOptions(
-            type="Q8_0",
-            lora=options.lora,
-            allow_requantize=options.allow_requantize,
-            threads=options.threads,
-            verify=False,
-        )
+        plain = replace(options, **_OF_CALIBRATION)
         run_conversion(_planned_as(planned, model, plain), plain)
         imatrix(model, text, matrix, threads=options.threads)
         model.unlink()  # makes room for the output

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import llama_config, random_tensors, write_checkpoint
+from adapter_files import write_adapter
+from checkpoints import byte_level_tokenizer, llama_config, random_tensors, write_checkpoint
 from processes import PATIENCE_S, started
 
 from edgeinfer.api.convert import convert, plan_conversion
@@ -231,6 +232,17 @@ def test_with_calibrate_the_types_follow_from_what_was_computed(source: Path, tm
     assert converted.verified
     assert 4.85 < converted.bits_per_weight <= 5.0
     assert read_header(tmp_path / "m.gguf").metadata.get("quantize.imatrix.file") == "text.imatrix.gguf"
+
+
+def test_calibrating_reads_the_source_as_the_conversion_does(tmp_path: Path) -> None:
+    """A tokenizer that only --pre names, and an adapter."""
+    source = write_checkpoint(tmp_path / "m", tokenizer=byte_level_tokenizer(r"\p{N}{1,7}|[^\p{N}]+"))
+    adapter = write_adapter(tmp_path / "a", source)
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 200, "utf-8")
+    lora = ((adapter, 1.0),)
+    options = ConvertOptions(type="Q4_0", pre="gpt-2", calibrate=text, lora=lora, tensor_type=(("attn_v", "F16"),))
+    assert convert(source, tmp_path / "m.gguf", options).verified
 
 
 def test_a_weight_that_is_not_a_number_is_named(tmp_path: Path) -> None:
