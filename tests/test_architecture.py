@@ -27,6 +27,7 @@ LAYERS: list[set[str]] = [
         "home",
         "file_lock",
         "atomic_file",
+        "temporary",
         "tokenizer_json",
         "charsmap",
     },

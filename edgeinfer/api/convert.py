@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from edgeinfer.convert.adapters.peft import is_adapter, open_adapter
 from edgeinfer.convert.imatrix import ExpectedMatrix
 from edgeinfer.convert.kept_errors import KeptErrors
 from edgeinfer.convert.measure import measure
+from edgeinfer.convert.output import written_to
 from edgeinfer.convert.pipeline import Planned, check_target, execute, prepare
 from edgeinfer.convert.resolve import TensorPlan
 from edgeinfer.convert.target import Measure, rule_of_thumb
@@ -34,6 +34,7 @@ from edgeinfer.home import home
 from edgeinfer.native.devices import default_threads, peak_rss_bytes
 from edgeinfer.native.quantize import GGMLQuantizer
 from edgeinfer.options import ConvertOptions, RuntimeOptions
+from edgeinfer.temporary import temporary_folder
 from edgeinfer.types import Refusal, Row, Tokens, Vocabulary
 
 _VERIFY_OPTIONS = RuntimeOptions(ctx_size=64, prefix_cache=False)
@@ -198,8 +199,8 @@ def _run_calibrated(
     """Convert to a temporary Q8_0 file, compute the importance matrix with that, then convert with the matrix."""
     started_s = time.perf_counter()
     check_target(planned, overwrite=options.overwrite)
-    with tempfile.TemporaryDirectory(prefix=".edgeinfer-", dir=planned.output.parent) as folder:
-        model, matrix = Path(folder, "q8_0.gguf"), Path(folder, ExpectedMatrix(text).name)
+    with written_to(planned.output), temporary_folder(planned.output.parent) as folder:
+        model, matrix = folder / "q8_0.gguf", folder / ExpectedMatrix(text).name
         plain = replace(options, **_OF_CALIBRATION)
         run_conversion(_planned_as(planned, model, plain), plain)
         imatrix(model, text, matrix, threads=options.threads)
