@@ -29,6 +29,9 @@ N_SAMPLES = 16
 SAMPLE_ELEMENTS = 1 << 15
 """Of all of a tensor's samples together, unless its rows are longer than a sixteenth of that."""
 
+MAX_COLUMNS = 1 << 17
+"""Of a longer row only this much is measured: more than known models have, and a stranger's may have billions."""
+
 Rows = tuple[NDArray[np.float32], NDArray[np.float32] | None]
 """Some rows of one matrix, and how much each column matters, if that is known."""
 
@@ -121,11 +124,11 @@ def _sampled(tensor: TensorPlan, worker: Worker) -> list[Rows]:
         count = min(wanted, (matrix + 1) * rows_per_matrix - first)
         slab = _slab_with(tensor, first, count)
         rows = worker.rows(slab)[first - slab.out_row0 :][:count]
-        by_matrix.setdefault(matrix, []).append(rows.copy())
+        by_matrix.setdefault(matrix, []).append(rows[:, :MAX_COLUMNS].copy())
         next_row = first + len(rows)
     importance = tensor.importance
     return [
-        (np.concatenate(parts), None if importance is None else importance.weights(matrix, row_length))
+        (np.concatenate(parts), None if importance is None else importance.weights(matrix, row_length)[:MAX_COLUMNS])
         for matrix, parts in by_matrix.items()
     ]
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -310,3 +311,22 @@ def test_a_search_that_was_killed_goes_on_from_there(source: Path, matrix: Path,
     assert {t["name"]: t["type"] for t in json.loads(out)["tensors"]} == {
         name: kind.name for name, kind in _types(_plan(source, target_bpw=5.0, imatrix=matrix)).items()
     }
+
+
+def test_of_an_endless_row_only_the_beginning_is_measured(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgeinfer.convert.measure.MAX_COLUMNS", 64)
+    seen: set[tuple[int, int]] = set()
+
+    class Quantizer(GGMLQuantizer):
+        def quantize(self, ggml_type: int, rows: Any, out: Any, weights: Any = None) -> None:
+            seen.add((rows.shape[1], weights.size))
+            super().quantize(ggml_type, rows, out, weights)
+
+    importance = Importance(np.ones(256, np.float32), np.ones(1, np.float32))
+    tensors = [replace(t, importance=importance) for t in _plan(source, type="Q8_0").tensors if "ffn_down" in t.name]
+    kept = KeptErrors(tmp_path, tensors)
+    errors = measure([(t, [T.Q8_0, T.Q4_0]) for t in tensors], Quantizer(), 1, kept, lambda done, total: None)
+    assert seen == {(64, 64)}
+    assert all(error[T.Q8_0] < error[T.Q4_0] for error in errors)
