@@ -90,6 +90,10 @@ MAX_MISSING = 10_000
 """More tensors than a checkpoint can lack by accident: a config that asks for so many is looked at no further."""
 
 
+MAX_ROW_ELEMENTS = 1 << 24
+"""A hundred times what the largest known models have; a row is the least that is ever in memory."""
+
+
 def resolve(
     checkpoint: Checkpoint, rules: Iterable[TensorRule | ConstantRule]
 ) -> tuple[list[TensorPlan], tuple[str, ...]]:
@@ -196,5 +200,7 @@ def _part(checkpoint: Checkpoint, part: Part) -> PartPlan:
     spec = checkpoint.tensors[part.source]
     n_elements = math.prod(spec.shape)
     row_length = part.row_length or (spec.shape[-1] if len(spec.shape) > 1 else 1)
+    if row_length > MAX_ROW_ELEMENTS:
+        raise _misfit(checkpoint, {f"tensors have rows of more than {MAX_ROW_ELEMENTS} elements": [spec.name]})
     n_rows = n_elements // row_length - part.first_row if part.n_rows is None else part.n_rows
     return PartPlan(spec, part.first_row, n_rows, row_length, part.transform, part.change)
