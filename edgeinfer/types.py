@@ -373,7 +373,3 @@ class Quantizer(Protocol):
     def dequantize(self, ggml_type: int, data: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
         """Widen whole blocks of `data` to F32 (`out` has exactly the elements that they hold)."""
         ...
-
-    def is_valid(self, ggml_type: int, data: NDArray[np.uint8]) -> bool:
-        """Whether whole blocks of `data` hold nothing that is NaN or infinite."""
-        ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +40,15 @@ def open_adapters(model: Header, lora: Adapters) -> tuple[LoadedAdapter, ...]:
         adapter = read_adapter(Path(path))
         check_fits(adapter, shards)
         check_finite(adapter)
-        if scale:
+        if _as_f32(scale):
             opened.append(LoadedAdapter(adapter.header, scale, frozenset(pair.name for pair in adapter.pairs)))
     return tuple(opened)
+
+
+def _as_f32(scale: float) -> float:
+    """What the library gets. Of one that is too small for F32 it gets 0, and leaves the adapter out."""
+    rounded: float = struct.unpack("f", struct.pack("f", scale))[0]
+    return rounded
 
 
 def add_to(native: NativeModel, adapters: Sequence[LoadedAdapter], options: RuntimeOptions) -> None:

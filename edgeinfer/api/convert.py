@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from edgeinfer.convert.adapters.peft import is_adapter, open_adapter
 from edgeinfer.convert.imatrix import ExpectedMatrix
 from edgeinfer.convert.kept_errors import KeptErrors
 from edgeinfer.convert.measure import measure
+from edgeinfer.convert.output import written_to
 from edgeinfer.convert.pipeline import Planned, check_target, execute, prepare
 from edgeinfer.convert.resolve import TensorPlan
 from edgeinfer.convert.target import Measure, rule_of_thumb
@@ -34,10 +35,25 @@ from edgeinfer.native.devices import default_threads, peak_rss_bytes
 from edgeinfer.native.kernels import LLAMA_CPP
 from edgeinfer.native.quantize import GGMLQuantizer
 from edgeinfer.options import ConvertOptions, RuntimeOptions
+from edgeinfer.temporary import temporary_folder
 from edgeinfer.types import Refusal, Row, Tokens, Vocabulary
 
 _VERIFY_OPTIONS = RuntimeOptions(ctx_size=64, prefix_cache=False, kernels=LLAMA_CPP.name)
 _DEFAULTS = ConvertOptions()
+# All that decides about types and files is the output's own; how the source is read is not.
+_OF_CALIBRATION: dict[str, Any] = {
+    "type": "Q8_0",
+    "target_size": None,
+    "target_bpw": None,
+    "tensor_type": (),
+    "output_tensor_type": None,
+    "token_embedding_type": None,
+    "pure": False,
+    "fallback": True,
+    "split_max_size": None,
+    "calibrate": None,
+    "verify": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +121,11 @@ def run_conversion(
     """Carry out a planned conversion; `progress` is told the input bytes just done and their total."""
     if options.calibrate is not None:
         return _run_calibrated(planned, options, Path(options.calibrate), progress)
-    quantizer = GGMLQuantizer()
     seconds = execute(
         planned,
         options,
-        quantizer,
-        lambda path: _verify(path, planned, quantizer),
+        GGMLQuantizer(),
+        lambda path: _verify(path, planned),
         options.threads or default_threads(),
         progress,
     )
@@ -135,12 +150,12 @@ def run_conversion(
     )
 
 
-def _verify(path: Path, planned: Planned, quantizer: GGMLQuantizer) -> None:
+def _verify(path: Path, planned: Planned) -> None:
     if planned.plan.is_adapter:
-        verify_adapter(path, planned.plan, quantizer)
+        verify_adapter(path, planned.plan)
         return
     opener = _open_encoder if planned.plan.is_encoder else _open_decoder
-    verify(path, planned.plan, planned.tokenizer, quantizer, opener)
+    verify(path, planned.plan, planned.tokenizer, opener)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,16 +200,9 @@ def _run_calibrated(
     """Convert to a temporary Q8_0 file, compute the importance matrix with that, then convert with the matrix."""
     started_s = time.perf_counter()
     check_target(planned, overwrite=options.overwrite)
-    with tempfile.TemporaryDirectory(prefix=".edgeinfer-", dir=planned.output.parent) as folder:
-        model, matrix = Path(folder, "q8_0.gguf"), Path(folder, ExpectedMatrix(text).name)
-        plain = ConvertOptions(
-            type="Q8_0",
-            pre=options.pre,
-            lora=options.lora,
-            allow_requantize=options.allow_requantize,
-            threads=options.threads,
-            verify=False,
-        )
+    with written_to(planned.output), temporary_folder(planned.output.parent) as folder:
+        model, matrix = folder / "q8_0.gguf", folder / ExpectedMatrix(text).name
+        plain = replace(options, **_OF_CALIBRATION)
         run_conversion(_planned_as(planned, model, plain), plain)
         imatrix(model, text, matrix, threads=options.threads)
         model.unlink()  # makes room for the output

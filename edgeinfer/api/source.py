@@ -60,6 +60,10 @@ def locate_base(adapter: PeftAdapter, base: str | PathLike[str] | None) -> Path:
             f"{adapter.path}: the adapter does not say what it was trained on", "give it with --base"
         )
     if os.path.lexists(name):
+        if not os.path.isdir(name):
+            raise UnusableInputError(
+                f"{name}: not a directory", "--base is the checkpoint, or a directory with its config"
+            )
         return Path(name)
     revision = f"@{adapter.revision}" if base is None and adapter.revision and "@" not in name else ""
     hub_id = parse_id(f"{name}{revision}")

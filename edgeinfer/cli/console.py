@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from edgeinfer.errors import EdgeinferError, ResourceError
+from edgeinfer.temporary import remove_all
 
 
 class Writes:
@@ -153,6 +154,7 @@ def fail_at_once(error: EdgeinferError, *, as_json: bool, code: Any = None) -> N
     try:
         fail(error, as_json=as_json)
     finally:
+        remove_all()
         os._exit(code or error.exit_code)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -35,7 +36,7 @@ class KeptErrors:
         self._errors: dict[str, dict[GGMLType, float]] = {}
         with suppress(OSError), open(self._path, "rb") as file:
             for line in file:
-                with suppress(ValueError, KeyError, TypeError, AttributeError):
+                with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
                     self._take(line)
 
     def of(self, key: str) -> Mapping[GGMLType, float]:
@@ -55,4 +56,6 @@ class KeptErrors:
     def _take(self, line: bytes) -> None:
         entry = json.loads(line)
         errors = {GGMLType[name]: float(error) for name, error in entry["errors"].items()}
+        if not all(0 <= error < math.inf for error in errors.values()):
+            raise ValueError("not what was written")
         self._errors.setdefault(str(entry["key"]), {}).update(errors)

@@ -9,6 +9,7 @@ tells it to a few percent, so that the cost does not grow with the model.
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -27,6 +28,9 @@ N_SAMPLES = 16
 """Places of a tensor that rows are taken from, evenly spread."""
 SAMPLE_ELEMENTS = 1 << 15
 """Of all of a tensor's samples together, unless its rows are longer than a sixteenth of that."""
+
+MAX_COLUMNS = 1 << 17
+"""Of a longer row only this much is measured: more than known models have, and a stranger's may have billions."""
 
 Rows = tuple[NDArray[np.float32], NDArray[np.float32] | None]
 """Some rows of one matrix, and how much each column matters, if that is known."""
@@ -80,7 +84,8 @@ def _errors_of(samples: Sequence[Rows], types: Sequence[GGMLType], quantizer: Qu
     key = digest.hexdigest()
     largest = max(float(np.abs(rows).max(initial=0)) for rows, _ in samples)
     known = kept.of(key)
-    new = {t: _error(samples, t, quantizer) for t in types if t not in known and fits_range(t, largest)}
+    measured = {t: _error(samples, t, quantizer) for t in types if t not in known and fits_range(t, largest)}
+    new = {t: error for t, error in measured.items() if math.isfinite(error)}  # else a factor is too large for F16
     kept.add(key, new)
     return {t: error for t, error in {**known, **new}.items() if t in types}
 
@@ -92,8 +97,9 @@ def _error(samples: Sequence[Rows], ggml_type: GGMLType, quantizer: Quantizer) -
         quantizer.quantize(ggml_type, rows, data, weights)
         back = np.empty_like(rows)
         quantizer.dequantize(ggml_type, data, back)
-        back -= rows
-        error += _energy(back, weights)
+        with np.errstate(all="ignore"):  # infinities tell that the type is too narrow
+            back -= rows
+            error += _energy(back, weights)
         energy += _energy(rows, weights)
     return error / energy if energy else 0.0
 
@@ -118,11 +124,11 @@ def _sampled(tensor: TensorPlan, worker: Worker) -> list[Rows]:
         count = min(wanted, (matrix + 1) * rows_per_matrix - first)
         slab = _slab_with(tensor, first, count)
         rows = worker.rows(slab)[first - slab.out_row0 :][:count]
-        by_matrix.setdefault(matrix, []).append(rows.copy())
+        by_matrix.setdefault(matrix, []).append(rows[:, :MAX_COLUMNS].copy())
         next_row = first + len(rows)
     importance = tensor.importance
     return [
-        (np.concatenate(parts), None if importance is None else importance.weights(matrix, row_length))
+        (np.concatenate(parts), None if importance is None else importance.weights(matrix, row_length)[:MAX_COLUMNS])
         for matrix, parts in by_matrix.items()
     ]
 

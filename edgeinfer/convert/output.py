@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from edgeinfer.errors import ResourceError, UsageError
+from edgeinfer.temporary import temporary_folder
 
 
 @contextmanager
@@ -66,26 +66,24 @@ def replaced_when_done(*outputs: Path, overwrite: bool) -> Iterator[Path]:
 
     Raises UsageError when another process has made an output meanwhile and it may not be overwritten.
     """
-    # Not made of the output's name, which may be as long as a name can be already.
-    folder = outputs[0].with_name(f".edgeinfer-{secrets.token_hex(8)}.partial")
-    partials = tuple(folder / output.name for output in outputs)
     begun: list[tuple[Path, Path]] = []
-    try:
-        folder.mkdir()
-        yield partials[0]
-        for output in outputs:
-            if os.path.lexists(output) and not overwrite:  # another process was faster
-                raise _exists(output)
-        for partial, output in reversed(list(zip(partials, outputs, strict=True))):
-            begun.append((partial, output))
-            os.replace(partial, output)
-        begun.clear()
-        _sync_directory(folder.parent)
-    finally:
-        for partial, output in begun:
-            if not partial.exists():  # else the name is still that of what was there before
-                output.unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
+    # Not beside the output under a name made of its own, which may be as long as a name can be already.
+    with temporary_folder(outputs[0].parent) as folder:
+        partials = tuple(folder / output.name for output in outputs)
+        try:
+            yield partials[0]
+            for output in outputs:
+                if os.path.lexists(output) and not overwrite:  # another process was faster
+                    raise _exists(output)
+            for partial, output in reversed(list(zip(partials, outputs, strict=True))):
+                begun.append((partial, output))
+                os.replace(partial, output)
+            begun.clear()
+            _sync_directory(folder.parent)
+        finally:
+            for partial, output in begun:
+                if not partial.exists():  # else the name is still that of what was there before
+                    output.unlink(missing_ok=True)
 
 
 def _exists(output: Path) -> UsageError:

@@ -98,6 +98,10 @@ MAX_WRONG = 10_000
 """More tensors than a checkpoint can lack, or have too many, by accident: more are looked at no further."""
 
 
+MAX_ROW_ELEMENTS = 1 << 24
+"""A hundred times what the largest known models have; a row is the least that is ever in memory."""
+
+
 def resolve(
     checkpoint: Checkpoint, rules: Iterable[TensorRule | ConstantRule]
 ) -> tuple[list[TensorPlan], tuple[str, ...]]:
@@ -214,5 +218,7 @@ def _part(checkpoint: Checkpoint, part: Part) -> PartPlan:
     spec = checkpoint.tensors[part.source]
     n_elements = math.prod(spec.shape)
     row_length = part.row_length or (spec.shape[-1] if len(spec.shape) > 1 else 1)
+    if row_length > MAX_ROW_ELEMENTS:
+        raise _misfit(checkpoint, {f"tensors have rows of more than {MAX_ROW_ELEMENTS} elements": [spec.name]})
     n_rows = n_elements // row_length - part.first_row if part.n_rows is None else part.n_rows
     return PartPlan(spec, part.first_row, n_rows, row_length, part.transform, part.change)

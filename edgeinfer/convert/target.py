@@ -206,11 +206,29 @@ def _out_of_reach(smallest: ConvertPlan, largest: ConvertPlan, options: ConvertO
     """The error, with a range that is rounded inwards, so that its ends can be asked for."""
     least, most = (_nbytes(plan, options) for plan in (smallest, largest))
     if options.target_size is not None:
-        asked, low, high = (f"{options.target_size / 1e6:.15g}M", least / 1e6, most / 1e6)
-        span = f"{math.ceil(low * 100) / 100:.2f}M to {math.floor(high * 100) / 100:.2f}M"
-        return UsageError(f"--target-size {asked} is out of reach", f"this model can have {span} bytes")
-    low, high = (8 * nbytes / smallest.n_parameters for nbytes in (least, most))
-    span = f"{math.ceil(low * 100) / 100:.2f} to {math.floor(high * 100) / 100:.2f}"
-    return UsageError(
-        f"--target-bpw {options.target_bpw:g} is out of reach", f"this model can have {span} bits per weight"
-    )
+        asked, per_nbyte, unit, units = f"--target-size {options.target_size / 1e6:.15g}M", 1e-6, "M", "bytes"
+    else:
+        asked, per_nbyte, unit, units = (
+            f"--target-bpw {options.target_bpw:g}",
+            8 / smallest.n_parameters,
+            "",
+            "bits per weight",
+        )
+    if least == most:
+        return UsageError(
+            f"{asked} is out of reach: the types that are given leave {least * per_nbyte:.4f}{unit} {units}",
+            "drop the target, or give the types of fewer tensors",
+        )
+    low, high, digits = _rounded_inwards(least * per_nbyte, most * per_nbyte)
+    span = f"{low:.{digits}f}{unit} to {high:.{digits}f}{unit}"
+    return UsageError(f"{asked} is out of reach", f"this model can have {span} {units}")
+
+
+def _rounded_inwards(low: float, high: float) -> tuple[float, float, int]:
+    """The ends of a range and their decimals, so few that there still is something between them."""
+    for digits in (2, 4):
+        scale = 10**digits
+        ends = math.ceil(low * scale) / scale, math.floor(high * scale) / scale
+        if ends[0] < ends[1]:
+            return *ends, digits
+    return low, high, 6

@@ -19,6 +19,7 @@ from edgeinfer.convert.tokenizer import LoadedTokenizer
 from edgeinfer.convert.tokenizer.vocabulary import TokenType
 from edgeinfer.convert.writer import encode_header
 from edgeinfer.errors import ResourceError, UnusableInputError
+from edgeinfer.temporary import temporary_folder
 from edgeinfer.tokenizer_json import decode_each, encode_all
 from edgeinfer.types import Vocabulary
 
@@ -79,8 +80,8 @@ def settle(metadata: dict[str, Any], tokenizer: LoadedTokenizer, open_vocabulary
 def _tried(metadata: dict[str, Any], tokenizer: LoadedTokenizer, open_vocabulary: OpenVocabulary) -> str | None:
     """What the C library does differently, once it has loaded the vocabulary."""
     try:
-        with tempfile.TemporaryDirectory(prefix="edgeinfer-") as folder:
-            path = Path(folder) / "vocabulary.gguf"
+        with temporary_folder(Path(tempfile.gettempdir())) as folder:
+            path = folder / "vocabulary.gguf"
             path.write_bytes(encode_header(metadata, ()))
             with open_vocabulary(path) as vocabulary:
                 return first_difference(vocabulary, tokenizer.original)

@@ -16,8 +16,9 @@ from edgeinfer.convert.plan import ConvertPlan
 from edgeinfer.convert.token_check import first_difference
 from edgeinfer.convert.tokenizer import LoadedTokenizer
 from edgeinfer.errors import CheckFailedError, UnusableInputError
+from edgeinfer.finite import is_finite
 from edgeinfer.gguf_file.header import TensorInfo, read_header
-from edgeinfer.types import Quantizer, Tokens, Vocabulary
+from edgeinfer.types import Tokens, Vocabulary
 
 _CHECK_NBYTES = 8 << 20
 
@@ -39,7 +40,6 @@ def verify(
     path: Path,
     plan: ConvertPlan,
     tokenizer: LoadedTokenizer | None,
-    quantizer: Quantizer,
     open_model: Callable[[Path], AbstractContextManager[OpenModel]],
 ) -> None:
     """Check a written file: its tensor table, every tensor finite, tokens as the checkpoint's, one forward pass.
@@ -49,7 +49,7 @@ def verify(
     """
     try:
         with ThreadPoolExecutor(1) as pool:
-            checking = pool.submit(check_tensors, path, plan, quantizer)
+            checking = pool.submit(check_tensors, path, plan)
             with open_model(path) as model:  # meanwhile: the library reads a vocabulary on one core
                 checking.result()
                 tokens = _check_tokens(model.vocabulary, tokenizer)
@@ -61,7 +61,7 @@ def verify(
         ) from error
 
 
-def check_tensors(path: Path, plan: ConvertPlan, quantizer: Quantizer) -> None:
+def check_tensors(path: Path, plan: ConvertPlan) -> None:
     """Whether the files have the planned tensors, all of them finite. Raises CheckFailedError, UnusableInputError."""
     for file, file_path in zip(plan.files, plan.paths(path), strict=True):
         infos = read_header(file_path).tensors
@@ -72,14 +72,14 @@ def check_tensors(path: Path, plan: ConvertPlan, quantizer: Quantizer) -> None:
             )
         with open(file_path, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for info in infos:
-                _check_tensor(info, data, quantizer)
+                _check_tensor(info, data)
 
 
-def _check_tensor(info: TensorInfo, data: mmap.mmap, quantizer: Quantizer) -> None:
+def _check_tensor(info: TensorInfo, data: mmap.mmap) -> None:
     step = _CHECK_NBYTES // info.type.block_nbytes * info.type.block_nbytes
     for start in range(0, info.nbytes, step):
         part = np.frombuffer(data, np.uint8, min(step, info.nbytes - start), info.offset + start)
-        valid = quantizer.is_valid(info.type, part)
+        valid = is_finite(info.type, part)
         del part  # a mapping with a view of it cannot be closed
         if not valid:
             raise CheckFailedError(

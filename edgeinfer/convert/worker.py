@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edgeinfer.convert.reader import RAW, SourceReader, at_least, broken, check_finite, widen
 from edgeinfer.convert.resolve import PartPlan, TensorPlan
 from edgeinfer.errors import UnusableInputError
+from edgeinfer.finite import is_finite
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.types import Quantizer
 
@@ -130,7 +131,7 @@ class Worker:
         spec = slab.part.spec
         if spec.dtype in RAW:
             check_finite(spec, spec.dtype, bits, slab.row0)
-        elif not self._quantizer.is_valid(GGMLType[spec.dtype], bits):
+        elif not is_finite(GGMLType[spec.dtype], bits):
             raise broken(spec, f"values that are not finite near row {slab.row0}")
 
     def _widened(self, slab: Slab, view: NDArray[Any]) -> NDArray[np.float32]:

@@ -15,6 +15,7 @@ from typing import NoReturn
 import numpy as np
 
 from edgeinfer.errors import UnusableInputError, listed
+from edgeinfer.finite import is_finite
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.gguf_file.header import Header, TensorInfo, read_header
 from edgeinfer.gguf_file.metadata import ValueType
@@ -27,8 +28,6 @@ _TABLE = "token_embd.weight"
 """Of a tensor whose rows are looked up both factors lie the other way round."""
 _HEAD = "output.weight"
 _SLAB_NBYTES = 34 << 16
-# The bits of an exponent of ones alone: infinity or NaN.
-_EXPONENT = {GGMLType.F32: 0x7F800000, GGMLType.F16: 0x7C00, GGMLType.BF16: 0x7F80}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,7 @@ def check_finite(adapter: Adapter) -> None:
                 for start in range(0, tensor.nbytes, _SLAB_NBYTES):
                     wanted = min(_SLAB_NBYTES, tensor.nbytes - start)
                     raw = file.read(wanted)
-                    if len(raw) < wanted or not _is_finite(tensor.type, raw):
+                    if len(raw) < wanted or not is_finite(tensor.type, np.frombuffer(raw, np.uint8)):
                         _fail(adapter.header, f"has values in {tensor.name} that are not finite")
     except OSError as error:
         raise UnusableInputError(f"{path}: cannot be read ({error.strerror})", "check the permissions") from None
@@ -186,16 +185,6 @@ def _pairs(header: Header) -> Iterator[Pair]:
         if len(found) < 2:
             _fail(header, f"has only {', '.join(found)} for {name}")
         yield Pair(name, found["lora_a"], found["lora_b"])
-
-
-def _is_finite(kind: GGMLType, raw: bytes) -> bool:
-    if kind is GGMLType.Q8_0:  # of each block the scale comes first, an F16
-        blocks = np.frombuffer(raw, np.uint8).reshape(-1, kind.block_nbytes)
-        bits, kind = np.ascontiguousarray(blocks[:, :2]).view(np.uint16), GGMLType.F16
-    else:
-        bits = np.frombuffer(raw, np.uint32 if kind is GGMLType.F32 else np.uint16)
-    exponent = bits.dtype.type(_EXPONENT[kind])
-    return not bool(((bits & exponent) == exponent).any())
 
 
 def _padded(tensor: TensorInfo) -> tuple[int, ...]:

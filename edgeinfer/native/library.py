@@ -20,6 +20,7 @@ from typing import Any
 
 from edgeinfer.errors import ResourceError, UnusableInputError, last_words
 from edgeinfer.native.devices import cores_are_shared
+from edgeinfer.temporary import remove_all
 
 _INFO, _ERROR, _CONTINUATION = 2, 4, 5  # enum ggml_log_level; 1 is for who debugs the library: a line per tensor
 _MAX_ERRORS = 16
@@ -105,6 +106,7 @@ def _give_up(message: bytes) -> None:
     error = UnusableInputError(f"llama.cpp gave up: {what}", "the model's file is damaged, or nothing it can run")
     if last_words:
         last_words[-1](error)
+    remove_all()
     sys.stderr.write(f"{error.message} ({error.hint})\n")
 
 

@@ -48,8 +48,6 @@ def _ggml() -> ctypes.CDLL:
         ctypes.c_void_p,
     ]
     library.ggml_quantize_chunk.restype = ctypes.c_size_t
-    library.ggml_validate_row_data.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
-    library.ggml_validate_row_data.restype = ctypes.c_bool
     library.ggml_get_type_traits.argtypes = [ctypes.c_int]
     library.ggml_get_type_traits.restype = ctypes.POINTER(TypeTraits)
     return library
@@ -104,7 +102,3 @@ class GGMLQuantizer:
         if not to_float:
             raise ValueError(f"{GGMLType(ggml_type).name} has no way back to float")
         to_float(data.ctypes.data, out.ctypes.data, out.size)
-
-    def is_valid(self, ggml_type: int, data: NDArray[np.uint8]) -> bool:
-        """Whether whole blocks of `data` hold nothing that is NaN or infinite (in their scales)."""
-        return bool(_ggml().ggml_validate_row_data(ggml_type, data.ctypes.data, data.nbytes))

@@ -256,6 +256,23 @@ def test_a_base_beyond_any_that_could_be_is_refused_at_once(name: str, claims: d
             plan_conversion(source, options=ConvertOptions(lora=lora))
 
 
+def test_what_is_no_directory_of_an_adapter_or_a_base_is_said_to_be_none(base: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "a", base)
+    file = tmp_path / "a.gguf"
+    file.write_bytes(b"GGUF")
+    for lora, kind, what in (
+        (file, UnusableInputError, "not a directory"),
+        (tmp_path / "gone", NotFoundError, "no such directory"),
+        (base, NotFoundError, "not a PEFT adapter"),
+    ):
+        with pytest.raises(kind, match=what) as caught:
+            plan_conversion(base, options=ConvertOptions(lora=((lora, 1.0),)))
+        assert "directory of an adapter" in caught.value.hint
+    with pytest.raises(UnusableInputError, match=r"a\.gguf: not a directory") as caught:
+        plan_conversion(adapter, options=ConvertOptions(base=file))
+    assert "--base" in caught.value.hint
+
+
 def test_pickled_weights_are_never_opened(base: Path, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "a", base)
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")

@@ -229,6 +229,19 @@ main()
 """
 
 
+# The command, in which the library ends the process over an assertion of its own: at the check of the file, or before.
+ABORTING = """
+from edgeinfer.__main__ import main
+from edgeinfer.api import convert
+from edgeinfer.convert import verify
+from edgeinfer.native.library import llama
+def abort(*arguments, **options):
+    llama._lib.ggml_abort(b"ops.c", 1, b"unlucky")
+verify._check_outputs = convert.imatrix = abort
+main()
+"""
+
+
 class TestProcesses:
     """What only a process of its own can show."""
 
@@ -250,6 +263,35 @@ class TestProcesses:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         return process
+
+    @pytest.mark.parametrize("more", [(), ("--calibrate", "text.txt")], ids=["verifying", "calibrating"])
+    def test_an_assertion_of_the_library_leaves_nothing(self, checkpoint: Path, out: Path, more: list[str]) -> None:
+        (out.parent / "text.txt").write_text("text")
+        temporary = out.parent / "temporary"
+        temporary.mkdir()
+        ended = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                ABORTING,
+                "convert",
+                str(checkpoint),
+                "-t",
+                "q8_0",
+                "-o",
+                str(out / "a.gguf"),
+                *more,
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+            cwd=out.parent,
+            env={**os.environ, "TMPDIR": str(temporary)},
+        )
+        assert ended.returncode == 4, ended
+        assert "llama.cpp gave up: ops.c:1: unlucky" in ended.stderr
+        assert _listed(out) == _listed(temporary) == []
 
     @pytest.mark.parametrize(
         ("number", "code", "word"),

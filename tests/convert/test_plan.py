@@ -79,6 +79,13 @@ def test_a_config_that_claims_a_million_tensors_is_refused_at_once(tmp_path: Pat
     assert len(message) < 10_000
 
 
+def test_rows_that_no_model_has_are_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of holes can hold them; one would be in memory as a whole."""
+    monkeypatch.setattr("edgeinfer.convert.resolve.MAX_ROW_ELEMENTS", 64)
+    with pytest.raises(UnusableInputError, match=r"rows of more than 64 elements: model\.layers\.\d\.mlp\.down_proj"):
+        prepare(checkpoint, None, ConvertOptions(), open_vocabulary)
+
+
 def test_buffers_of_old_checkpoints_are_no_surplus(checkpoint: Path) -> None:
     tensors = random_tensors(llama_config())
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(8, np.float32)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import llama_config, random_tensors, write_checkpoint
+from adapter_files import write_adapter
+from checkpoints import byte_level_tokenizer, llama_config, random_tensors, write_checkpoint
 from processes import PATIENCE_S, started
 
 from edgeinfer.api.convert import convert, plan_conversion
@@ -163,8 +166,36 @@ def test_what_the_user_decides_stays(source: Path, matrix: Path) -> None:
     assert (types["token_embd.weight"], types["output.weight"]) == (T.Q5_1, T.F16)
     assert plan.bits_per_weight <= 7.5
     everything = (("weight", "q5_0"),)
-    with pytest.raises(UsageError, match="is out of reach"):
+    with pytest.raises(UsageError, match=r"out of reach: the types that are given leave 5\.\d+ bits per weight"):
         _prepared(source, target_bpw=6.5, tensor_type=everything)
+    one_is_left = ((r"blk\.[12]|token|output|ffn|attn_[qvo]", "q5_0"),)
+    low, high = re.findall(r"[\d.]+", _refused(source, target_size=1, tensor_type=one_is_left).hint)[:2]
+    assert low < high, "of a small range there are more decimals"
+
+
+def _refused(source: Path, **options: Any) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        _prepared(source, **options)
+    return caught.value
+
+
+def test_types_whose_factors_the_values_make_infinite_are_not_chosen(tmp_path: Path) -> None:
+    tensors = random_tensors(CONFIG)
+    for name in tensors:
+        if "up_proj" in name:
+            tensors[name] = np.copysign(np.float32(1e9), tensors[name])
+    large = write_checkpoint(tmp_path / "large", CONFIG, tensors, dtype="F32")
+    types = _types(_plan(large, target_bpw=12.0))
+    assert {types[f"blk.{i}.ffn_up.weight"] for i in range(3)} == {T.F32}
+    assert T.F32 not in {t for name, t in types.items() if "attn_q" in name}
+
+
+@pytest.mark.parametrize("spoilt", [b"[" * 100_000, b"NaN", b"-1", b"Infinity", b"\xff\x00", b'"x"', b"null"], ids=str)
+def test_kept_errors_that_are_spoilt_are_measured_again(source: Path, tmp_path: Path, spoilt: bytes) -> None:
+    expected = _types(_plan(source, target_bpw=6.0))
+    (kept,) = (tmp_path / "home" / "quantization-errors").iterdir()
+    kept.write_bytes(re.sub(rb"(?<=: )[\d.e-]+(?=[,}])", lambda _: spoilt, kept.read_bytes()))
+    assert _types(_plan(source, target_bpw=6.0)) == expected
 
 
 @pytest.mark.parametrize(
@@ -202,6 +233,17 @@ def test_with_calibrate_the_types_follow_from_what_was_computed(source: Path, tm
     assert converted.verified
     assert 4.85 < converted.bits_per_weight <= 5.0
     assert read_header(tmp_path / "m.gguf").metadata.get("quantize.imatrix.file") == "text.imatrix.gguf"
+
+
+def test_calibrating_reads_the_source_as_the_conversion_does(tmp_path: Path) -> None:
+    """A tokenizer that only --pre names, and an adapter."""
+    source = write_checkpoint(tmp_path / "m", tokenizer=byte_level_tokenizer(r"\p{N}{1,7}|[^\p{N}]+"))
+    adapter = write_adapter(tmp_path / "a", source)
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 200, "utf-8")
+    lora = ((adapter, 1.0),)
+    options = ConvertOptions(type="Q4_0", pre="gpt-2", calibrate=text, lora=lora, tensor_type=(("attn_v", "F16"),))
+    assert convert(source, tmp_path / "m.gguf", options).verified
 
 
 def test_a_weight_that_is_not_a_number_is_named(tmp_path: Path) -> None:
@@ -269,3 +311,22 @@ def test_a_search_that_was_killed_goes_on_from_there(source: Path, matrix: Path,
     assert {t["name"]: t["type"] for t in json.loads(out)["tensors"]} == {
         name: kind.name for name, kind in _types(_plan(source, target_bpw=5.0, imatrix=matrix)).items()
     }
+
+
+def test_of_an_endless_row_only_the_beginning_is_measured(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgeinfer.convert.measure.MAX_COLUMNS", 64)
+    seen: set[tuple[int, int]] = set()
+
+    class Quantizer(GGMLQuantizer):
+        def quantize(self, ggml_type: int, rows: Any, out: Any, weights: Any = None) -> None:
+            seen.add((rows.shape[1], weights.size))
+            super().quantize(ggml_type, rows, out, weights)
+
+    importance = Importance(np.ones(256, np.float32), np.ones(1, np.float32))
+    tensors = [replace(t, importance=importance) for t in _plan(source, type="Q8_0").tensors if "ffn_down" in t.name]
+    kept = KeptErrors(tmp_path, tensors)
+    errors = measure([(t, [T.Q8_0, T.Q4_0]) for t in tensors], Quantizer(), 1, kept, lambda done, total: None)
+    assert seen == {(64, 64)}
+    assert all(error[T.Q8_0] < error[T.Q4_0] for error in errors)

@@ -50,7 +50,7 @@ def _verify(planned: Planned, open_model: Any = None) -> None:
     def load_small(path: Path) -> Any:
         return load(path, RuntimeOptions(ctx_size=64))
 
-    verify(planned.output, planned.plan, planned.tokenizer, GGMLQuantizer(), open_model or load_small)
+    verify(planned.output, planned.plan, planned.tokenizer, open_model or load_small)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_tokenizer_that_splits_differently_is_found(
     folder = write_checkpoint(tmp_path / "other", tokenizer=json.dumps(document))
     other = prepare(folder, None, ConvertOptions(type="Q8_0"), open_vocabulary).tokenizer
     with pytest.raises(CheckFailedError, match="differently from"):
-        verify(written, planned.plan, other, GGMLQuantizer(), lambda path: load(path, RuntimeOptions(ctx_size=64)))
+        verify(written, planned.plan, other, lambda path: load(path, RuntimeOptions(ctx_size=64)))
 
 
 def test_added_tokens_are_compared_too(planned: Planned, written: Path) -> None:

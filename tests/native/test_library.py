@@ -9,10 +9,13 @@ import pytest
 from processes import PATIENCE_S
 
 from edgeinfer.convert.gguf_source import READABLE
+from edgeinfer.finite import is_finite
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.native import library
 from edgeinfer.native.library import llama, load_ggml_base
 from edgeinfer.native.quantize import GGMLQuantizer, TypeTraits, type_traits
+
+FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 
 # sizeof on 64-bit machines, from include/llama.h of the pinned release.
 SIZES = {
@@ -160,3 +163,19 @@ def test_a_verbose_log_is_for_people_and_leaves_out_what_only_debugs_the_library
     finally:
         library.set_verbose(False)
     assert capsys.readouterr().err == "model params\na warning\n"
+
+
+# Q8_1 the library does not check, and F64 as if it were F32.
+@pytest.mark.parametrize("kind", sorted(set(GGMLType) - {GGMLType.Q8_1, GGMLType.F64}), ids=lambda kind: kind.name)
+def test_what_is_not_finite_is_what_the_library_finds(kind, capfd):
+    validate = load_ggml_base().ggml_validate_row_data
+    validate.argtypes, validate.restype = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t], ctypes.c_bool
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 256, (8000 if kind in FLOATS else 1000, kind.block_nbytes), np.uint8)
+    found = [is_finite(kind, block) for block in blocks]
+    assert capfd.readouterr().err == ""
+    assert found == [validate(kind, block.ctypes.data, block.nbytes) for block in blocks]
+    assert is_finite(kind, blocks[found].reshape(-1))
+    has_factors = kind.name not in ("I8", "I16", "I32", "I64", "NVFP4")
+    assert all(found) != has_factors
+    assert is_finite(kind, blocks.reshape(-1)) != has_factors

@@ -27,7 +27,6 @@ from edgeinfer.errors import CheckFailedError, UnusableInputError, UsageError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.gguf_file.adapter import read_adapter
 from edgeinfer.options import ConvertOptions
-from edgeinfer.types import Quantizer
 
 TYPES = ("F32", "F16", "BF16", "Q8_0")
 DEFAULT_TYPE = "F32"
@@ -123,12 +122,12 @@ def _tensors(pair: Factors, wanted: FileType, options: ConvertOptions) -> Iterat
         yield TensorPlan(name, shape[::-1], kind, (part,), fallback_from=None if fits else wanted.default)
 
 
-def verify_adapter(path: Path, plan: ConvertPlan, quantizer: Quantizer) -> None:
+def verify_adapter(path: Path, plan: ConvertPlan) -> None:
     """Check a written file: its tensor table, every tensor finite, what the runtime asks of an adapter.
 
     Raises CheckFailedError with the first difference.
     """
-    check_tensors(path, plan, quantizer)
+    check_tensors(path, plan)
     try:
         read_adapter(path)
     except UnusableInputError as error:

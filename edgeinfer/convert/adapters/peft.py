@@ -19,13 +19,14 @@ from edgeinfer.convert.adapters.module_patterns import MAX_CHARS, ModulePatterns
 from edgeinfer.convert.checkpoint import TensorSpec, read_safetensors_header
 from edgeinfer.convert.json_file import read_object
 from edgeinfer.convert.resolve import FLOAT_TYPES
-from edgeinfer.errors import UnusableInputError, listed
+from edgeinfer.errors import NotFoundError, UnusableInputError, listed
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 MAX_RANK = 1 << 16
 MAX_ALPHA = 1e6
 
+_SOURCE_HINT = "give the directory of an adapter, as peft's save_pretrained makes it"
 _MERGE_HINT = "merge it with peft's merge_and_unload, save the model, and convert that"
 # Settings that say how it was trained or loaded; what they leave in the result is in the tensors.
 _OF_TRAINING = {
@@ -108,6 +109,11 @@ def open_adapter(path: Path) -> PeftAdapter:
     Raises NotFoundError without settings, UnusableInputError for another method than LoRA, for settings that add
     something else than `scale · B · A` (by name), and for tensors that don't belong together.
     """
+    if not os.path.isdir(path):
+        what = "not a directory" if os.path.lexists(path) else "no such directory"
+        raise (UnusableInputError if os.path.lexists(path) else NotFoundError)(f"{path}: {what}", _SOURCE_HINT)
+    if not os.path.lexists(path / CONFIG_NAME):
+        raise NotFoundError(f"{path}: not a PEFT adapter (no {CONFIG_NAME})", _SOURCE_HINT)
     settings = read_object(path / CONFIG_NAME)
     _check_settings(path / CONFIG_NAME, settings)
     if not os.path.lexists(path / WEIGHTS_NAME):
