@@ -19,6 +19,8 @@ from edgeinfer.convert.adapters.module_patterns import ModulePatterns
 from edgeinfer.errors import EdgeinferError, NotFoundError, UnusableInputError, UsageError
 from edgeinfer.gguf_file.header import read_header
 from edgeinfer.options import ConvertOptions
+from edgeinfer.registry import hub
+from edgeinfer.registry.hub_id import HubId
 
 Matrix = NDArray[np.float32]
 ALL = r"model\.layers\.\d+\..*"
@@ -236,6 +238,24 @@ def test_the_base_is_what_the_adapter_states_unless_told(base: Path, tmp_path: P
         plan_conversion(adapter, options=ConvertOptions(base=tmp_path))
     with pytest.raises(UsageError, match="--base has no effect"):
         plan_conversion(base, options=ConvertOptions(base=base))
+
+
+def test_a_base_that_the_hub_does_not_give_can_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(hub_id: HubId) -> Path:
+        raise NotFoundError(f"{hub_id}: cannot be reached", "check the network")
+
+    monkeypatch.setattr(hub, "cached", lambda hub_id: None)
+    monkeypatch.setattr(hub, "fetch_config", unreachable)
+    adapter = write_adapter(tmp_path / "a", Path("ORG/BASE"))
+    with pytest.raises(NotFoundError, match="the adapter's base model: ORG/BASE: cannot be reached") as caught:
+        plan_conversion(adapter)
+    assert caught.value.hint == "check the network, or give the base model's directory with --base"
+
+
+def test_a_gguf_adapter_is_not_merged(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "adapter.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UnusableInputError, match="a file, not the directory"):
+        plan_conversion(base, options=ConvertOptions(lora=((tmp_path / "adapter.gguf", 1.0),)))
 
 
 def test_pickled_weights_are_never_opened(base: Path, tmp_path: Path) -> None:
