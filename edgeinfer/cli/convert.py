@@ -30,7 +30,7 @@ def command(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="Hugging Face checkpoint or PEFT adapter (directory or ORG/NAME[@REVISION]), or .gguf.",
+            help="Hugging Face checkpoint or PEFT (LoRA) adapter: a directory or ORG/NAME[@REVISION]; or a .gguf file.",
         ),
     ],
     output: Annotated[
@@ -50,7 +50,7 @@ def command(
         typer.Option("--target-bpw", metavar="BITS", help="Instead of a type: the most bits per weight, as 4.5."),
     ] = _DEFAULTS.target_bpw,
     target_size: Annotated[
-        str | None, typer.Option("--target-size", metavar="SIZE", help="Instead of a type: the largest file, as 380M.")
+        str | None, typer.Option("--target-size", metavar="SIZE", help="Instead of a type: the largest file, as 300M.")
     ] = None,
     tensor_type: Annotated[
         list[str] | None,
@@ -98,7 +98,12 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Quantize a Hugging Face checkpoint into one GGUF file, in one pass, and check the result."""
+    """Quantize a Hugging Face checkpoint into one GGUF file, in one pass, and check the result.
+
+    The checkpoint may be quantized already: FP8, GPTQ, AWQ, bitsandbytes, compressed-tensors, MXFP4, NVFP4. Of a model
+    that also sees or hears, the text part is converted. A LoRA adapter becomes a file for `run --lora`, or is merged
+    into its model with --lora. docs/convert.md has the list of models.
+    """
     from edgeinfer.api.convert import plan_conversion, run_conversion
 
     options = ConvertOptions(
@@ -166,10 +171,10 @@ def _nbytes(text: str) -> int:
 
 
 def _target_nbytes(text: str) -> int:
-    """A size in bytes, or in millions or billions of them, with decimals."""
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)([KMG]?)", text.upper())
+    """A size in bytes, or in millions or billions of them, with decimals: `380M`, `380MB`."""
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)([KMG]?)B?", text.upper())
     if not match:
-        raise UsageError(f"--target-size {text!r} is not a size", "for example 380M or 1.5G")
+        raise UsageError(f"--target-size {text!r} is not a size", "for example 380M or 1.5G, powers of ten")
     return math.floor(Decimal(match[1]) * {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}[match[2]])
 
 
