@@ -1,7 +1,7 @@
 # make demo: from checkpoint to answer. make test: every test. make check: what a change must pass. make models: fetch only.
 # make lint: the part of make check that runs nothing.
 # make conformance: every architecture against transformers and llama.cpp's own script, and all golden data of it.
-# make bench: the README's table, against llama.cpp's own tools (builds them first, takes half an hour).
+# make bench: the table of docs/speed.md, against llama.cpp's own tools (builds them first, takes half an hour).
 
 PYTHON ?= python3
 BIN := .venv/bin
