@@ -3,7 +3,8 @@
 `convert(source)` makes a GGUF file, `load(model)` opens one as a `Model` that answers (`generate`, `stream`),
 `load_encoder(model)` as an `Encoder` that makes vectors of texts (`embed`). `inspect(model)` tells what is in a file,
 `tokenize(model, text)` how a text is split, `evaluate` what quantizing cost, and `imatrix` computes an importance
-matrix. `help(edgeinfer.load)` and so on say more; every error is one of `edgeinfer.errors`.
+matrix. `help(edgeinfer.load)` and so on say more. Options are the commands' flags, as `ConvertOptions`,
+`RuntimeOptions` and `SamplingParams` of `edgeinfer.options`; every error is one of `edgeinfer.errors`.
 """
 
 import sys
