@@ -206,9 +206,7 @@ def _out_of_reach(smallest: ConvertPlan, largest: ConvertPlan, options: ConvertO
     """The error, with a range that is rounded inwards, so that its ends can be asked for."""
     least, most = (_nbytes(plan, options) for plan in (smallest, largest))
     if options.target_size is not None:
-        megabytes = options.target_size / 1e6
-        asked = f"{megabytes:.15g}M" if megabytes >= 1 else f"{options.target_size} (bytes)"
-        low, high = least / 1e6, most / 1e6
+        asked, low, high = (f"{options.target_size / 1e6:.15g}M", least / 1e6, most / 1e6)
         span = f"{math.ceil(low * 100) / 100:.2f}M to {math.floor(high * 100) / 100:.2f}M"
         return UsageError(f"--target-size {asked} is out of reach", f"this model can have {span} bytes")
     low, high = (8 * nbytes / smallest.n_parameters for nbytes in (least, most))

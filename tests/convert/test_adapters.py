@@ -252,12 +252,6 @@ def test_a_base_that_the_hub_does_not_give_can_be_told(tmp_path: Path, monkeypat
     assert caught.value.hint == "check the network, or give the base model's directory with --base"
 
 
-def test_a_gguf_adapter_is_not_merged(base: Path, tmp_path: Path) -> None:
-    (tmp_path / "adapter.gguf").write_bytes(b"GGUF")
-    with pytest.raises(UnusableInputError, match="a file, not the directory"):
-        plan_conversion(base, options=ConvertOptions(lora=((tmp_path / "adapter.gguf", 1.0),)))
-
-
 def test_pickled_weights_are_never_opened(base: Path, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "a", base)
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")

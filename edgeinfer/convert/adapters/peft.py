@@ -105,14 +105,9 @@ def is_adapter(path: Path) -> bool:
 def open_adapter(path: Path) -> PeftAdapter:
     """Read the settings and headers of an adapter directory.
 
-    Raises NotFoundError without settings, UnusableInputError for a file, for another method than LoRA, for settings
-    that add something else than `scale · B · A` (by name), and for tensors that don't belong together.
+    Raises NotFoundError without settings, UnusableInputError for another method than LoRA, for settings that add
+    something else than `scale · B · A` (by name), and for tensors that don't belong together.
     """
-    if path.is_file():
-        raise UnusableInputError(
-            f"{path}: a file, not the directory of an adapter as PEFT saves it",
-            "give that directory; a .gguf adapter runs beside its model, with `edgeinfer run MODEL --lora FILE`",
-        )
     settings = read_object(path / CONFIG_NAME)
     _check_settings(path / CONFIG_NAME, settings)
     if not os.path.lexists(path / WEIGHTS_NAME):
