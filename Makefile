@@ -3,7 +3,7 @@
 # make conformance: every architecture against transformers and llama.cpp's own script, and all golden data of it; what
 # runs models once more on ik_llama.cpp's kernels.
 # make kernels: that last part.
-# make bench: the README's table, against llama.cpp's own tools (builds them first, takes half an hour).
+# make bench: the table of docs/speed.md, against llama.cpp's own tools (builds them first, takes half an hour).
 
 PYTHON ?= python3
 BIN := .venv/bin

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from unittest import mock
 
 from edgeinfer.cli.app import app
@@ -68,8 +69,9 @@ def man_page() -> str:
     what_for = " ".join(about.split("\n\n")[1].split()).rstrip(".")
     lines = ['.TH EDGEINFER 1 "" edgeinfer', ".SH NAME", f"edgeinfer \\- {_roff(what_for)}"]
     lines += [".SH SYNOPSIS", ".B edgeinfer", "COMMAND [ARGUMENTS]...", ".br", ".B edgeinfer", "COMMAND \\-\\-help"]
-    for command, text in commands:
-        lines += [f".SH {_roff(' '.join(command)).upper()}", ".nf", *map(_roff, text.splitlines()), ".fi"]
+    sections = [(" ".join(command), text) for command, text in commands]
+    for name, text in [("examples", dedent(about.partition("Examples:\n")[2])), *sections]:
+        lines += [f".SH {_roff(name).upper()}", ".nf", *map(_roff, text.splitlines()), ".fi"]
     for table in BEGINNING.split("\n\n")[2:]:
         (head, _), _, *rows = ([_plain(cell) for cell in line.split(" | ")] for line in table.splitlines())
         lines.append(f".SH {head.upper()}S")
@@ -82,7 +84,7 @@ def helps(columns: int, *group: str) -> Iterator[tuple[tuple[str, ...], str]]:
     """Every command of a group, itself first, with its help."""
     text = help_of(*group, columns=columns)
     yield group, text
-    for line in text.partition("Commands:\n")[2].splitlines():
+    for line in text.partition("Commands:\n")[2].partition("\n\n")[0].splitlines():
         if re.match(r"  \S", line):  # what goes on is indented further
             yield from helps(columns, *group, line.split()[0])
 

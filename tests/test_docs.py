@@ -15,6 +15,9 @@ import pytest
 from adapter_files import pair, write_adapter
 from processes import PATIENCE_S
 
+import edgeinfer
+from edgeinfer.options import ConvertOptions
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(sh|python) run\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -59,13 +62,29 @@ def smollm2_adapter(smollm2_checkpoint: Path, tmp_path_factory: pytest.TempPathF
     return write_adapter(tmp_path_factory.mktemp("adapter") / "adapter", smollm2_checkpoint, tensors, r=4)
 
 
+@pytest.fixture(scope="module")
+def readme_model(smollm2_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the README's first command makes, and the other pages go on with; in the type that runs fastest."""
+    model = tmp_path_factory.mktemp("readme") / "model.gguf"
+    edgeinfer.convert(smollm2_checkpoint, model, ConvertOptions(type="Q4_0", verify=False))
+    return model
+
+
 @pytest.mark.model
 @pytest.mark.parametrize(("page", "language", "code"), _blocks())
 def test_the_commands_work(
-    page: str, language: str, code: str, smollm2_checkpoint: Path, smollm2_adapter: Path, tmp_path: Path
+    page: str,
+    language: str,
+    code: str,
+    smollm2_checkpoint: Path,
+    smollm2_adapter: Path,
+    readme_model: Path,
+    tmp_path: Path,
 ) -> None:
     if "jq " in code and shutil.which("jq") is None:
         pytest.skip("needs jq")
+    if "-o model.gguf" not in code:
+        (tmp_path / "model.gguf").symlink_to(readme_model)
     tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     command = ["bash", "-euo", "pipefail", "-c", code] if language == "sh" else [sys.executable, "-c", code]
     done = subprocess.run(

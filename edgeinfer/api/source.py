@@ -69,7 +69,11 @@ def locate_base(adapter: PeftAdapter, base: str | PathLike[str] | None) -> Path:
     hub_id = parse_id(f"{name}{revision}")
     if hub_id is None:
         raise NotFoundError(f"{name}: the base model of the adapter is not here", "give its directory with --base")
-    return hub.cached(hub_id) or hub.fetch_config(hub_id)
+    try:
+        return hub.cached(hub_id) or hub.fetch_config(hub_id)
+    except NotFoundError as error:
+        hint = f"{error.hint}, or give the base model's directory with --base"
+        raise NotFoundError(f"the adapter's base model: {error.message}", hint) from error
 
 
 def _check_space(snapshot: hub.Snapshot, cache: Path, output: Path | None, options: ConvertOptions) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -97,11 +98,16 @@ def ms(value: float | None) -> str:
 def model_columns() -> tuple[Column, ...]:
     """What stands first in every table."""
     return (
-        Column("model", 24, lambda row: row["model_type"], is_text=True),
+        Column("model", 24, _model, is_text=True),
         Column("size", 10, lambda row: f"{row['model_size'] / 2**20:.2f} MiB"),
         Column("params", 9, lambda row: f"{row['model_n_params'] / 1e6:.2f} M"),
         Column("threads", 7, lambda row: str(row["n_threads"])),
     )
+
+
+def _model(row: Row) -> str:
+    """llama.cpp's words with the type as everyone writes it: `llama 8B Q4_K_M`, not `llama 8B Q4_K - Medium`."""
+    return re.sub(r" - (Small|Medium|Large)$", lambda size: f"_{size[1][0]}", row["model_type"])
 
 
 def _ms(value: float | None) -> str:
@@ -123,7 +129,7 @@ THROUGHPUT = Schema(
     FIELDS,
     (
         # Within 100 columns: parameters are in the other formats, and nearly in the model's name.
-        Column("model", 18, lambda row: row["model_type"], is_text=True),
+        Column("model", 18, _model, is_text=True),
         Column("size", 9, lambda row: f"{row['model_size'] / 2**20:.1f} MiB"),
         Column("cpu", 3, lambda row: str(row["n_threads"])),
         Column("test", 13, row_label),

@@ -26,6 +26,12 @@ app = typer.Typer(
     name="edgeinfer",
     cls=Commands,
     help="Turn a Hugging Face checkpoint into one quantized GGUF file and run it fast on this machine.",
+    epilog="""\b
+    Examples:
+      edgeinfer convert ./SmolLM2 -o model.gguf
+      edgeinfer convert ./SmolLM2 --target-size 100M -o small.gguf
+      edgeinfer run model.gguf "Why is the sky blue?"
+      edgeinfer run model.gguf""",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

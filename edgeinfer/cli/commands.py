@@ -22,8 +22,9 @@ HELP = {
     "/bye": "leave (so does Ctrl-D, or Ctrl-C twice)",
 }
 KEYS = f"""\
-Ctrl-C stops an answer and keeps what was said. {QUOTES} begins and ends a message of several lines; a paste may have
-them as well. Ctrl-X Ctrl-E opens the message in $EDITOR. With a space in front, what begins with a slash is said."""
+Ctrl-C stops an answer and keeps what was said. {QUOTES} begins and ends a message of
+several lines; a paste may have them as well. Ctrl-X Ctrl-E opens the message in
+$EDITOR. With a space in front, what begins with a slash is said."""
 WORDS = tuple(usage.split()[0] for usage in HELP)
 SHOWN = ("settings", "system", "messages", "reasoning")
 _ARGUMENTS = {"/set": ("reasoning", *NAMES), "/show": SHOWN}

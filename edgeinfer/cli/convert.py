@@ -27,7 +27,7 @@ def command(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="Hugging Face checkpoint or PEFT adapter (directory or ORG/NAME[@REVISION]), or .gguf.",
+            help="Hugging Face checkpoint or PEFT (LoRA) adapter: a directory or ORG/NAME[@REVISION]; or a .gguf file.",
         ),
     ],
     output: Annotated[
@@ -38,7 +38,12 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Quantize a Hugging Face checkpoint into one GGUF file, in one pass, and check the result."""
+    """Quantize a Hugging Face checkpoint into one GGUF file, in one pass, and check the result.
+
+    The checkpoint may be quantized already: FP8, GPTQ, AWQ, bitsandbytes, compressed-tensors, MXFP4, NVFP4. Of a model
+    that also sees or hears, the text part is converted. A LoRA adapter becomes a file for `run --lora`, or is merged
+    into its model with --lora. docs/convert.md has the list of models.
+    """
     from edgeinfer.api.convert import plan_conversion, run_conversion
 
     wanted = options()

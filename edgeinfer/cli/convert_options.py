@@ -32,7 +32,7 @@ def converting(
         typer.Option("--target-bpw", metavar="BITS", help="Instead of a type: the most bits per weight, as 4.5."),
     ] = _DEFAULTS.target_bpw,
     target_size: Annotated[
-        str | None, typer.Option("--target-size", metavar="SIZE", help="Instead of a type: the largest file, as 380M.")
+        str | None, typer.Option("--target-size", metavar="SIZE", help="Instead of a type: the largest file, as 300M.")
     ] = None,
     tensor_type: Annotated[
         list[str] | None,
@@ -117,8 +117,8 @@ def _nbytes(text: str) -> int:
 
 
 def _target_nbytes(text: str) -> int:
-    """A size in bytes, or in millions or billions of them, with decimals."""
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)([KMG]?)", text.upper())
+    """A size in bytes, or in millions or billions of them, with decimals: `380M`, `380MB`."""
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)([KMG]?)B?", text.upper())
     if not match:
-        raise UsageError(f"--target-size {text!r} is not a size", "for example 380M or 1.5G")
+        raise UsageError(f"--target-size {text!r} is not a size", "for example 380M or 1.5G, powers of ten")
     return math.floor(Decimal(match[1]) * {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}[match[2]])

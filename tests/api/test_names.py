@@ -9,8 +9,9 @@ import pytest
 from processes import PATIENCE_S
 
 
+@pytest.mark.parametrize("before", ["convert", "imatrix", "load"])
 @pytest.mark.parametrize("name", ["convert", "inspect", "load", "load_encoder", "tokenize"])
-def test_a_name_stays_a_function(name: str) -> None:
-    """`edgeinfer.convert` is a package as well: the second look must not find that."""
-    code = f"import edgeinfer\nassert callable(edgeinfer.{name})\nassert callable(edgeinfer.{name})"
+def test_a_name_is_a_function_whatever_was_used_before(before: str, name: str) -> None:
+    """`edgeinfer.convert` is a package as well, which `imatrix` imports too: nobody must find that instead."""
+    code = f"import edgeinfer\nassert callable(edgeinfer.{before})\nassert callable(edgeinfer.{name})"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)

@@ -15,7 +15,14 @@ from edgeinfer.errors import EdgeinferError, UnusableInputError
 ROW: dict[str, Any] = {
     name: 1 if kind == "INTEGER" else 1.5 if kind == "REAL" else "it's" for name, kind in FIELDS.items()
 }
-ROW |= {"n_prompt": 512, "n_gen": 0, "itl_p50_ms": None, "fraction_of_bandwidth": None, "cpu_strict": False}
+ROW |= {
+    "model_type": "llama 256M Q4_K - Medium",
+    "n_prompt": 512,
+    "n_gen": 0,
+    "itl_p50_ms": None,
+    "fraction_of_bandwidth": None,
+    "cpu_strict": False,
+}
 ROW |= {name: [1, 2] for name in JSON_ONLY_FIELDS}
 ERROR = UnusableInputError("bad.gguf: broken", "get another")
 
@@ -59,5 +66,6 @@ def test_markdown_has_columns_of_one_width() -> None:
     lines = _text("md", 2).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert len(lines[0]) <= 100
+    assert "| llama 256M Q4_K_M " in lines[2]
     assert "pp512" in lines[2]
     assert "1.50 ± 1.50" in lines[2]

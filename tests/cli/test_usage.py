@@ -36,6 +36,11 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["eval", "a.gguf", "-f", "x", "--threads", "0"], "error: --threads is 0"),
         (["run", "a.gguf", "-n", "few"], "'few' is not a whole number"),
         (["eval", "a.gguf", "-f", "x", "--chunks", "few"], "'few' is not a whole number"),
+        (
+            ["convert", "gone", "--target-size", "90MiB"],
+            "'90MiB' is not a size (for example 380M or 1.5G, powers of ten)",
+        ),
+        (["convert", "gone", "--target-size", "90MB", "-t", "q4_0"], "--target-size and -t are both given"),
     ],
     ids=" ".join,
 )
@@ -48,7 +53,7 @@ def test_a_mistake_is_one_line_with_the_way_out(arguments: list[str], says: str)
 
 
 def test_the_help_has_a_whole_line_for_every_command() -> None:
-    listed = _run("--help").stdout.partition("Commands:\n")[2].splitlines()
+    listed = _run("--help").stdout.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
     assert [line.split()[0] for line in listed] == list(COMMANDS)
     assert all(line.endswith(".") and not line.endswith("...") for line in listed)
 

@@ -20,6 +20,8 @@ from edgeinfer.convert.adapters.module_patterns import ModulePatterns
 from edgeinfer.errors import EdgeinferError, NotFoundError, UnusableInputError, UsageError
 from edgeinfer.gguf_file.header import read_header
 from edgeinfer.options import ConvertOptions
+from edgeinfer.registry import hub
+from edgeinfer.registry.hub_id import HubId
 
 Matrix = NDArray[np.float32]
 ALL = r"model\.layers\.\d+\..*"
@@ -271,6 +273,18 @@ def test_what_is_no_directory_of_an_adapter_or_a_base_is_said_to_be_none(base: P
     with pytest.raises(UnusableInputError, match=r"a\.gguf: not a directory") as caught:
         plan_conversion(adapter, options=ConvertOptions(base=file))
     assert "--base" in caught.value.hint
+
+
+def test_a_base_that_the_hub_does_not_give_can_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(hub_id: HubId) -> Path:
+        raise NotFoundError(f"{hub_id}: cannot be reached", "check the network")
+
+    monkeypatch.setattr(hub, "cached", lambda hub_id: None)
+    monkeypatch.setattr(hub, "fetch_config", unreachable)
+    adapter = write_adapter(tmp_path / "a", Path("ORG/BASE"))
+    with pytest.raises(NotFoundError, match="the adapter's base model: ORG/BASE: cannot be reached") as caught:
+        plan_conversion(adapter)
+    assert caught.value.hint == "check the network, or give the base model's directory with --base"
 
 
 def test_pickled_weights_are_never_opened(base: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from shared_work import shared_by_conversions
 
 from edgeinfer.api.convert import convert
+from edgeinfer.convert import stream
 from edgeinfer.convert.checkpoint import TensorSpec
 from edgeinfer.convert.file_types import FILE_TYPES
 from edgeinfer.convert.imatrix import load_imatrix, save_imatrix
@@ -114,7 +115,7 @@ def _experts(tmp_path: Path, tensors: Tensors) -> dict[str, TensorSpec]:
 def test_each_expert_of_a_stack_is_quantized_with_its_own_weights(
     stacked: bool, slab_elements: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgeinfer.convert.stream.SLAB_ELEMENTS", slab_elements)
+    monkeypatch.setattr(stream, "SLAB_ELEMENTS", slab_elements)
     n_experts, n_rows, length = 3, 5, 256
     rng = np.random.default_rng(0)
     values = rng.standard_normal((n_experts, n_rows, length), np.float32)
