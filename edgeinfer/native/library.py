@@ -93,6 +93,11 @@ _ignore = ctypes.cast(c_runtime().abs, llama.llama_log_callback)
 
 def load_ggml_base() -> ctypes.CDLL:
     """A handle of libggml-base, which the bindings load but do not wrap; its functions are still to be declared."""
+    # A wheel may hold it twice, under two names: the copy that is in use already is found through who uses it, but not
+    # on Windows. Another one would build its tables anew, and end the process without our last words.
+    running = ctypes.CDLL(llama._lib._name, handle=llama._lib._handle)
+    if hasattr(running, "ggml_quantize_chunk"):
+        return running
     folder = Path(llama.__file__).parent / "lib"
     names = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll", "libggml-base.dll")
     return ctypes.CDLL(str(next(folder / name for name in names if (folder / name).exists())))
