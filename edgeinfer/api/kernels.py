@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = frozenset(
     (
-        *("cohere2", "command-r", "falcon", "gemma", "glm4", "glm4moe", "gptneox", "internlm2", "llama"),
+        *("command-r", "falcon", "gemma", "glm4", "glm4moe", "gptneox", "internlm2", "llama"),
         *("qwen2", "qwen2moe", "qwen3", "qwen3moe", "smollm3", "stablelm"),
     )
 )
@@ -177,6 +177,7 @@ def _cannot(
         ("with experts of this kind", header.metadata.count(_LLAMA_EXPERTS) > 0),
         ("with factors for its positions", any(tensor.name == _ROPE_FACTORS for tensor in tensors)),
         ("with bounds of yarn", any(f"{header.architecture}.{key}" in header.metadata for key in _YARN_BOUNDS)),
+        ("with a sliding window", header.hyperparameter("attention.sliding_window", 0) > 0),
         ("with adapters", bool(adapters)),
         ("with a draft of its own layers", options.draft == "layers"),
         ("with layers on a GPU", plan.placement.gpu_layers > 0),

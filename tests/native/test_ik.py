@@ -49,10 +49,12 @@ def both(path):
     yield IkModel(path, header.architecture, n_vocab(header))
 
 
-def logits(model, tokens):
-    """Of a prompt in one pass and of single tokens, with another sequence's cells before them."""
-    with model, NativeBackend(model, RuntimeOptions(ctx_size=256, threads=1), max_sequences=2) as backend:
-        backend.forward([Row(1, tokens[:7], 0, 7)])
+def logits(model, tokens, max_sequences):
+    """Of a prompt in one pass and of single tokens; another sequence's cells come before those of two."""
+    options = RuntimeOptions(ctx_size=256, threads=1)
+    with model, NativeBackend(model, options, max_sequences=max_sequences) as backend:
+        if max_sequences > 1:
+            backend.forward([Row(1, tokens[:7], 0, 7)])
         rows = [backend.forward([Row(0, tokens[:N_PROMPT], 0, 0)]).copy()]
         rows += [backend.forward([Row(0, tokens[i : i + 1], i, 0)]).copy() for i in range(N_PROMPT, N_TOKENS)]
         return np.concatenate(rows)
@@ -64,11 +66,13 @@ def some_tokens(name):
 
 
 @needs_fork
+@pytest.mark.parametrize("max_sequences", [1, 2])  # with flash attention, and without
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
-def test_the_architectures_are_computed_as_llama_cpp_computes_them(make, name):
+def test_the_architectures_are_computed_as_llama_cpp_computes_them(make, name, max_sequences):
     path = make(FILES.get(name, name), **({"rope_scaling": None} if name == "llama" else {}))
     assert checked_header(path).architecture == name
-    ours, theirs = (logits(model, some_tokens(FILES.get(name, name))) for model in both(path))
+    tokens = some_tokens(FILES.get(name, name))
+    ours, theirs = (logits(model, tokens, max_sequences) for model in both(path))
     assert kernel_trial._divergence(ours, theirs) < ROUNDING
 
 
@@ -114,6 +118,37 @@ def test_a_pass_in_several_parts_that_finds_no_room_leaves_nothing(make):
         assert backend.forward([Row(0, np.resize(tokens, 200), 100, 200)]) is Refusal.NO_ROOM
         with pytest.raises(ValueError, match="holds 100 tokens"):
             backend.save_range(0, 0, 101)
+
+
+@needs_fork
+@pytest.mark.parametrize("seed", range(3))
+def test_one_sequence_lies_in_order_whatever_is_cut_off_and_restored(make, seed):
+    """Its flash attention would compute something else if there were a gap at the beginning of a block of cells."""
+    path = make("qwen2")
+    header, random = checked_header(path), np.random.default_rng(seed)
+    options = RuntimeOptions(ctx_size=512, threads=1)
+    tokens = np.resize(some_tokens("qwen2"), 512)
+    with NativeModel(path) as model, NativeBackend(model, options) as backend:
+        expected = backend.forward([Row(0, tokens, 0, 0)]).copy()
+    with IkModel(path, header.architecture, n_vocab(header)) as model, NativeBackend(model, options) as backend:
+        length, kept = 0, []
+        for _ in range(60):
+            what = random.choice(["append", "cut", "save", "restore"], p=[0.6, 0.2, 0.1, 0.1])
+            end = int(random.integers(length, min(length + 90, 512) + 1))
+            if what == "append" and end > length:
+                found = backend.forward([Row(0, tokens[length:end], length, 0)])
+                assert kernel_trial._divergence(expected[length:end], found) < ROUNDING
+                length = end
+            elif what == "cut":
+                length = int(random.integers(length // 2, length + 1))
+                backend.apply(KVOp("remove", 0, 0, length, -1))
+            elif what == "save" and length:
+                start = int(random.integers(0, length))
+                kept.append((start, length, backend.save_range(0, start, length)))
+            elif what == "restore" and kept:
+                start, until, blob = kept[int(random.integers(len(kept)))]
+                backend.apply(KVOp("remove", 0, 0, start, -1))
+                length = backend.load_range(0, start, until, blob) if start <= length else length
 
 
 @needs_fork
