@@ -72,7 +72,7 @@ def _log() -> Iterator[list[str]]:
     try:
         yield pieces
     finally:
-        library.llama.llama_log_set(library._log_callback, ctypes.c_void_p(0))
+        library.llama.llama_log_set(library.log_callback, ctypes.c_void_p(0))
 
 
 def _types_of_llama_cpp(path: Path, file_type: FileType, **settings: Any) -> dict[str, str]:

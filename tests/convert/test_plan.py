@@ -21,6 +21,7 @@ from checkpoints import (
 )
 
 from edgeinfer.api.vocabulary import open_vocabulary
+from edgeinfer.convert import resolve as resolve_module
 from edgeinfer.convert.pipeline import Planned, prepare
 from edgeinfer.convert.plan import file_order
 from edgeinfer.errors import EdgeinferError, NotFoundError, UnusableInputError, UsageError
@@ -81,7 +82,7 @@ def test_a_config_that_claims_a_million_tensors_is_refused_at_once(tmp_path: Pat
 
 def test_rows_that_no_model_has_are_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of holes can hold them; one would be in memory as a whole."""
-    monkeypatch.setattr("edgeinfer.convert.resolve.MAX_ROW_ELEMENTS", 64)
+    monkeypatch.setattr(resolve_module, "MAX_ROW_ELEMENTS", 64)
     with pytest.raises(UnusableInputError, match=r"rows of more than 64 elements: model\.layers\.\d\.mlp\.down_proj"):
         prepare(checkpoint, None, ConvertOptions(), open_vocabulary)
 

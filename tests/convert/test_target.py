@@ -18,6 +18,7 @@ from processes import PATIENCE_S, started
 
 from edgeinfer.api.convert import convert, plan_conversion
 from edgeinfer.api.vocabulary import open_vocabulary
+from edgeinfer.convert import measure as measure_module
 from edgeinfer.convert.imatrix import save_imatrix
 from edgeinfer.convert.kept_errors import KeptErrors
 from edgeinfer.convert.measure import measure
@@ -316,7 +317,7 @@ def test_a_search_that_was_killed_goes_on_from_there(source: Path, matrix: Path,
 def test_of_an_endless_row_only_the_beginning_is_measured(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgeinfer.convert.measure.MAX_COLUMNS", 64)
+    monkeypatch.setattr(measure_module, "MAX_COLUMNS", 64)
     seen: set[tuple[int, int]] = set()
 
     class Quantizer(GGMLQuantizer):
