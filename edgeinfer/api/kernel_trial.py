@@ -23,7 +23,7 @@ from edgeinfer.native.model import NativeModel
 from edgeinfer.options import RuntimeOptions
 from edgeinfer.types import KVOp, Refusal, Row, Tokens, Vocabulary
 
-_BEFORE_TOKENS, _PROMPT_TOKENS, _ANSWER_TOKENS = 40, 96, 16
+_BEFORE_TOKENS, _PROMPT_TOKENS, _ANSWER_TOKENS = 40, 64, 8
 _COMPARED_TOKENS = 32
 """Of the prompt's end; rows of logits are long."""
 _ENOUGH_S, _MAX_REPETITIONS = 1.5, 3
