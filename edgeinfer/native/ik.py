@@ -31,7 +31,7 @@ import numpy as np
 
 from edgeinfer.errors import ResourceError, UnusableInputError
 from edgeinfer.native import library
-from edgeinfer.native.kernels import ContextSettings, Kernels, abort_callback
+from edgeinfer.native.kernels import ContextSettings, Kernels
 from edgeinfer.native.model import NativeModel, NativeVocabularyFile
 from edgeinfer.native.state import end_of_columns, end_of_rows
 
@@ -133,15 +133,8 @@ def kernels() -> Kernels:
 def _open_context(model: int, settings: ContextSettings) -> int | None:
     lib = _library()
     params = lib.llama_context_default_params()
-    params.n_ctx = max(settings.n_ctx, settings.n_sequences)
-    params.n_batch = settings.n_batch
-    params.n_ubatch = settings.n_ubatch
-    params.n_seq_max = settings.n_sequences
-    params.n_threads = params.n_threads_batch = settings.threads
+    settings.fill(params, lib)
     params.flash_attn = settings.options.flash_attn != "off" and not settings.is_shared
-    params.type_k, params.type_v = settings.type_k, settings.type_v
-    params.abort_callback = abort_callback(lib.ggml_abort_callback)
-    params.abort_callback_data = settings.abort_flag
     handle: int | None = lib.llama_init_from_model(model, params)
     return handle
 

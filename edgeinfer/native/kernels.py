@@ -37,25 +37,18 @@ class ContextSettings:
     eval_callback: Any = None
     """Sees every operation of a pass."""
 
-    @property
-    def n_batch(self) -> int:
-        """The most tokens of a pass. The library ends the process where each sequence could not have one."""
-        return max(self.options.batch_size, self.n_sequences)
-
-    @property
-    def n_ubatch(self) -> int:
-        """The most tokens that are computed together."""
-        return min(self.options.ubatch_size, self.options.batch_size)
-
-    @property
-    def type_k(self) -> int:
-        """The number of the K cache's type."""
-        return GGMLType[self.options.type_k.upper()]
-
-    @property
-    def type_v(self) -> int:
-        """The number of the V cache's type."""
-        return GGMLType[self.options.type_v.upper()]
+    def fill(self, params: Any, lib: Any) -> None:
+        """Set what both libraries' structures of parameters have, under the same names."""
+        params.n_ctx = max(self.n_ctx, self.n_sequences)
+        # The library ends the process where each sequence could not have a token of the pass.
+        params.n_batch = max(self.options.batch_size, self.n_sequences)
+        params.n_ubatch = min(self.options.ubatch_size, self.options.batch_size)
+        params.n_seq_max = self.n_sequences
+        params.n_threads = params.n_threads_batch = self.threads
+        params.type_k = GGMLType[self.options.type_k.upper()]
+        params.type_v = GGMLType[self.options.type_v.upper()]
+        params.abort_callback = _abort_callback(lib.ggml_abort_callback)
+        params.abort_callback_data = self.abort_flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +70,19 @@ class Kernels:
 
 def _open_context(model: int, settings: ContextSettings) -> int | None:
     params = llama.llama_context_default_params()
-    params.n_ctx = max(settings.n_ctx, settings.n_sequences)
-    params.n_batch = settings.n_batch
-    params.n_ubatch = settings.n_ubatch
-    params.n_seq_max = settings.n_sequences
-    params.n_threads = params.n_threads_batch = settings.threads
+    settings.fill(params, llama)
     params.flash_attn_type = _FLASH_ATTN[settings.options.flash_attn]
-    params.type_k = settings.type_k
-    params.type_v = settings.type_v
     for name, bound in yarn_bounds(model).items():
         setattr(params, name, bound)
     params.kv_unified = True
     params.no_perf = True
     if settings.eval_callback is not None:
         params.cb_eval = settings.eval_callback
-    params.abort_callback = abort_callback(llama.ggml_abort_callback)
-    params.abort_callback_data = settings.abort_flag
     handle: int | None = llama.llama_init_from_model(model, params)
     return handle
 
 
-def abort_callback(kind: Any) -> Any:
+def _abort_callback(kind: Any) -> Any:
     """A callback that reads the flag without Python.
 
     The library asks between any two operations of the graph, hundreds of times a token, and a Python function would
