@@ -30,8 +30,7 @@ from edgeinfer.api.load import load
 from edgeinfer.cli import console
 from edgeinfer.gguf_file.header import TensorInfo, read_header
 from edgeinfer.options import ConvertOptions, RuntimeOptions
-from edgeinfer.quality import scores
-from edgeinfer.runtime import passages
+from edgeinfer.runtime import passages, scores
 
 MODELS = ("smollm2", "qwen2.5-coder-0.5b")
 TYPES = ("Q3_K_M", "Q4_K_M", "Q5_K_M")

@@ -21,6 +21,7 @@ from edgeinfer.native.context import NativeBackend
 from edgeinfer.native.ik import IkModel
 from edgeinfer.native.model import NativeModel
 from edgeinfer.options import RuntimeOptions
+from edgeinfer.runtime import scores
 from edgeinfer.types import KVOp, Refusal, Row, Tokens, Vocabulary
 
 _BEFORE_TOKENS, _PROMPT_TOKENS, _ANSWER_TOKENS = 40, 64, 8
@@ -113,16 +114,9 @@ def _forward(backend: NativeBackend, row: Row) -> NDArray[np.float32]:
 
 def _divergence(reference: NDArray[np.float32], found: NDArray[np.float32]) -> float:
     """Mean Kullback-Leibler divergence over the rows, in nats; infinite where something is not a number."""
-    total = 0.0
-    for rows in zip(reference, found, strict=True):
-        p, q = (_log_softmax(row.astype(np.float64)) for row in rows)
-        total += float(np.sum(np.exp(p) * (p - q)))
-    return max(total / len(reference), 0.0) if np.isfinite(total) else float("inf")
-
-
-def _log_softmax(row: NDArray[np.float64]) -> NDArray[np.float64]:
-    shifted = row - row.max()
-    return np.asarray(shifted - np.log(np.exp(shifted).sum()))
+    with np.errstate(all="ignore"):
+        mean = float(np.mean(scores.divergences(found, reference)))
+    return max(mean, 0.0) if np.isfinite(mean) else float("inf")
 
 
 if __name__ == "__main__":

@@ -19,8 +19,7 @@ from edgeinfer.api.load import load
 from edgeinfer.api.model import Model
 from edgeinfer.errors import UnusableInputError
 from edgeinfer.options import RuntimeOptions
-from edgeinfer.quality import scores
-from edgeinfer.runtime import passages
+from edgeinfer.runtime import passages, scores
 from edgeinfer.types import Tokens
 
 DEFAULT_CTX_SIZE = 512

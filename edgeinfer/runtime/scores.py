@@ -88,13 +88,24 @@ def compare(logits: Logits, reference: Logits, tokens: Tokens) -> Comparison:
     found: list[tuple[Values, ...]] = []
     for (ours, t), (theirs, _) in zip(_blocks(logits, tokens), _blocks(reference, tokens), strict=True):
         rows = range(len(t))
-        norm, _ = _normalizers(ours)
-        reference_norm, probabilities = _normalizers(theirs)
-        divergence = np.einsum("ij,ij->i", probabilities, theirs - ours, dtype=np.float64)
-        divergence = divergence / probabilities.sum(axis=1, dtype=np.float64) + norm - reference_norm
+        norm, reference_norm, divergence = _divergence(ours, theirs)
         same = ours.argmax(axis=1) == theirs.argmax(axis=1)
         found.append((norm - ours[rows, t], reference_norm - theirs[rows, t], divergence, same.astype(np.float64)))
     return Comparison(*map(np.concatenate, zip(*found, strict=True)))
+
+
+def divergences(logits: Logits, reference: Logits) -> Values:
+    """KL(reference ‖ model) of each row, in nats."""
+    starts = range(0, len(logits), BLOCK_ROWS)
+    return np.concatenate([_divergence(*(rows[s : s + BLOCK_ROWS] for rows in (logits, reference)))[2] for s in starts])
+
+
+def _divergence(ours: Logits, theirs: Logits) -> tuple[Values, Values, Values]:
+    """Per row the normalizers of a model and of its reference, and the divergence between them."""
+    norm, _ = _normalizers(ours)
+    reference_norm, probabilities = _normalizers(theirs)
+    divergence = np.einsum("ij,ij->i", probabilities, theirs - ours, dtype=np.float64)
+    return norm, reference_norm, divergence / probabilities.sum(axis=1, dtype=np.float64) + norm - reference_norm
 
 
 def join(parts: list[Comparison]) -> Comparison:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgeinfer.quality import scores
+from edgeinfer.runtime import scores
 
 
 def _log_probabilities(row: NDArray[np.float32]) -> list[float]:
