@@ -7,7 +7,7 @@ Tried with 0.1.5, whose library goes by an older version of llama.cpp's interfac
   order. With another's among them logits are wrong, or the process ends (`S > 0`): so several have to do without.
 - From 32 rows on, Q4_1 and Q5_1 multiply wrongly where a row's length is no multiple of 128.
 - A pass that was interrupted returns 0, and one that found no room has put its first part into the cache.
-- A failed assertion ends the process without asking anybody.
+- A failed assertion ends the process without asking anybody, by a signal.
 
 So nothing here is to be called in this process before the model has run in another one: see `api.kernels`.
 """
@@ -18,6 +18,7 @@ import ctypes
 import importlib
 import importlib.util
 import os
+import signal
 import struct
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -29,8 +30,8 @@ from typing import Any
 
 import numpy as np
 
-from edgeinfer.errors import ResourceError, UnusableInputError
-from edgeinfer.native import library
+from edgeinfer.errors import EdgeinferError, ResourceError, UnusableInputError
+from edgeinfer.native import fatal_signals, library
 from edgeinfer.native.kernels import ContextSettings, Kernels
 from edgeinfer.native.model import NativeModel, NativeVocabularyFile
 from edgeinfer.native.state import end_of_columns, end_of_rows
@@ -124,10 +125,16 @@ def kernels() -> Kernels:
     prove_layout(lib)
     lib.llama_log_set(ctypes.cast(library.log_callback, ctypes.c_void_p), None)
     lib.llama_backend_init()
+    fatal_signals.explain(signal.SIGABRT, _gave_up)
     features = lib.llama_print_system_info().decode("utf-8", "replace")
     return Kernels(
         NAME, lib, lambda: f"ik_llama.cpp {identity()} {features}", _open_context, lambda context: is_whole, _make_room
     )
+
+
+def _gave_up() -> EdgeinferError:
+    # Which assertion it was the library has written on stderr.
+    return UnusableInputError("ik_llama.cpp gave up", "use --kernels llama.cpp")
 
 
 def _open_context(model: int, settings: ContextSettings) -> int | None:

@@ -4,6 +4,8 @@ when that changes. Tiny models of random weights.
 
 import dataclasses
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -26,6 +28,13 @@ FILES = {"glm4moe": "glm4-moe"}
 N_PROMPT, N_TOKENS = 64, 80
 ROUNDING = 1e-4
 """Nats. F16 weights; a wrong operation makes 0.1 and more."""
+GIVING_UP = """
+from edgeinfer.cli import console
+from edgeinfer.errors import last_words
+from edgeinfer.native.ik import kernels
+last_words.append(lambda error: console.fail_at_once(error, as_json=True))
+kernels().lib._lib.ggml_abort(b"ops.c", 1, b"unlucky")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +186,14 @@ def test_a_state_is_whole_or_refused(transposed):
     assert not is_whole(memoryview(whole + b"\0"), 3, 7)
     for p0, p1 in ((3, 6), (2, 6), (3, 8)):
         assert not is_whole(memoryview(whole), p0, p1)
+
+
+@needs_fork
+def test_an_assertion_that_fails_is_told_by_the_command_line():
+    ended = subprocess.run([sys.executable, "-c", GIVING_UP], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 4
+    assert "ops.c:1: unlucky" in ended.stderr
+    assert "ik_llama.cpp gave up" in ended.stdout
 
 
 @pytest.mark.parametrize("change", [{"sequences": 1}, {"states": 1}])
