@@ -101,7 +101,7 @@ def reference() -> Peers:
     peers = Peers(cache_dir("peers") / version)
     peers.folder.mkdir(parents=True, exist_ok=True)
     if not peers.source.is_dir():
-        _fetch_source(peers, version)
+        download(f"llama-cpp-python=={version}", peers.folder / "source")
     for python, make in (
         (peers.python, _make_venv),
         (peers.newer_python, _make_newer_venv),
@@ -122,18 +122,20 @@ def pinned_version() -> str:
     raise UnusableInputError("pyproject.toml does not pin llama-cpp-python", "write llama-cpp-python==VERSION")
 
 
-def _fetch_source(peers: Peers, version: str) -> None:
-    console.note(f"fetching the source of llama-cpp-python {version}")
-    with tempfile.TemporaryDirectory(dir=peers.folder, prefix=".source-") as scratch:
+def download(requirement: str, folder: Path) -> None:
+    """Make `folder`, the source of a package."""
+    console.note(f"fetching the source of {requirement}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".source-") as scratch:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         # Of this package alone: what it is built with would be built from source too, for minutes and for nothing.
-        _call([*pip, "--no-binary", "llama-cpp-python", "--dest", scratch, f"llama-cpp-python=={version}"])
+        call([*pip, "--no-binary", requirement.partition("==")[0], "--dest", scratch, requirement])
         (archive,) = Path(scratch).glob("*.tar.gz")
         with tarfile.open(archive) as tar:
             # Python 3.11.4 brought the filter; what pip fetched is trusted without it.
             tar.extractall(scratch, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
-        (folder,) = (path for path in Path(scratch).iterdir() if path.is_dir())
-        folder.rename(peers.folder / "source")
+        (unpacked,) = (path for path in Path(scratch).iterdir() if path.is_dir())
+        unpacked.rename(folder)
 
 
 def _build_tools(peers: Peers) -> None:
@@ -142,8 +144,8 @@ def _build_tools(peers: Peers) -> None:
     console.note(f"building {', '.join(TOOLS)}: about ten minutes on two cores")
     folder = peers.folder / "build"
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    _call(["cmake", "-S", str(peers.source), "-B", str(folder), *generator, *CMAKE_OPTIONS, "--log-level=WARNING"])
-    _call(["cmake", "--build", str(folder), "--parallel", str(os.cpu_count() or 1), "--target", *TOOLS])
+    call(["cmake", "-S", str(peers.source), "-B", str(folder), *generator, *CMAKE_OPTIONS, "--log-level=WARNING"])
+    call(["cmake", "--build", str(folder), "--parallel", str(os.cpu_count() or 1), "--target", *TOOLS])
 
 
 def _make_venv(peers: Peers) -> None:
@@ -175,11 +177,11 @@ def _share(python: Path, other: Path) -> None:
 
 def _install(python: Path, *requirements: str) -> None:
     """Make the virtual environment of `python` anew, with `requirements`."""
-    _call([sys.executable, "-m", "venv", "--clear", str(python.parent.parent)])
-    _call([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements])
+    call([sys.executable, "-m", "venv", "--clear", str(python.parent.parent)])
+    call([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements])
 
 
-def _call(command: list[str]) -> None:
+def call(command: list[str]) -> None:
     """Run a command with its output on stderr, so that stdout keeps only the result."""
     if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
         raise ResourceError(f"{Path(command[0]).name} failed", "its own message stands above")

@@ -64,13 +64,22 @@ def version() -> str:
         return ""
 
 
+def library_folders() -> list[Path]:
+    """Where the files of the library lie, the one that is loaded first; empty without the package."""
+    if chosen := os.environ.get("IK_LLAMA_CPP_LIB_PATH"):  # the package looks there first
+        return [Path(chosen).absolute().parent]
+    folder = installed()
+    return [] if folder is None else [folder / "lib", folder.with_name("ik_llama_cpp_python.libs")]
+
+
 def identity() -> str:
     """Which files the library is made of, by name, size and time. Loads nothing."""
-    folder = installed()
-    if folder is None:
-        return ""
-    folders = (folder / "lib", folder.with_name("ik_llama_cpp_python.libs"))
-    found = [(file.name, file.stat()) for place in folders for file in sorted(place.glob("*")) if file.is_file()]
+    found = [
+        (file.name, file.stat())
+        for folder in library_folders()
+        for file in sorted(folder.glob("*.*"))
+        if any(part in file.name for part in ("llama", "ggml", "gomp")) and file.is_file()
+    ]
     return f"{version()} {[(name, status.st_size, status.st_mtime_ns) for name, status in found]}"
 
 

@@ -16,7 +16,7 @@ from edgeinfer.api.convert import plan_conversion, run_conversion
 from edgeinfer.api.files import checked_header
 from edgeinfer.api.kernels import ARCHITECTURES, n_vocab
 from edgeinfer.native.context import NativeBackend
-from edgeinfer.native.ik import IkModel, is_whole, kernels
+from edgeinfer.native.ik import IkModel, identity, is_whole, kernels
 from edgeinfer.native.kernels import fork_is_installed
 from edgeinfer.native.model import NativeModel
 from edgeinfer.options import ConvertOptions, RuntimeOptions
@@ -186,6 +186,17 @@ def test_a_state_is_whole_or_refused(transposed):
     assert not is_whole(memoryview(whole + b"\0"), 3, 7)
     for p0, p1 in ((3, 6), (2, 6), (3, 8)):
         assert not is_whole(memoryview(whole), p0, p1)
+
+
+def test_a_library_that_is_chosen_by_the_environment_is_another_one(monkeypatch, tmp_path):
+    """The package looks there first: what was measured and computed with its own does not hold for it."""
+    of_the_package = identity()
+    monkeypatch.setenv("IK_LLAMA_CPP_LIB_PATH", str(tmp_path / "libllama.so"))
+    (tmp_path / "libllama.so").write_bytes(b"1")
+    (tmp_path / "libggml.so").write_bytes(b"1")
+    one = identity()
+    (tmp_path / "libggml.so").write_bytes(b"12")
+    assert len({of_the_package, one, identity()}) == 3
 
 
 @needs_fork
