@@ -1,4 +1,4 @@
-"""The program that `api.kernels` runs a model with, on both libraries in turn: `python -m edgeinfer.api.kernel_trial`.
+"""The program that `api.trials` runs a model with, on both libraries in turn: `python -m edgeinfer.api.kernel_trial`.
 
 It writes one JSON document: how far the answers are from each other, and how fast they came.
 """
@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.api.files import checked_header
-from edgeinfer.api.kernels import MAX_DIVERGENCE, Trial, n_vocab
+from edgeinfer.api.fork_limits import n_vocab
+from edgeinfer.api.trials import MAX_DIVERGENCE, Trial
 from edgeinfer.errors import EdgeinferError, UnusableInputError
 from edgeinfer.native.context import NativeBackend
 from edgeinfer.native.ik import IkModel

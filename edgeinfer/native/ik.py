@@ -9,7 +9,7 @@ Tried with 0.1.5, whose library goes by an older version of llama.cpp's interfac
 - A pass that was interrupted returns 0, and one that found no room has put its first part into the cache.
 - A failed assertion ends the process without asking anybody.
 
-So nothing here is to be called in this process before the model has run in another one: see `api.kernels`.
+So nothing here is to be called in this process before the model has run in another one: see `api.trials`.
 """
 
 from __future__ import annotations

@@ -10,10 +10,13 @@ import pytest
 from processes import PATIENCE_S
 
 import edgeinfer
+from edgeinfer.api import fork_limits
 from edgeinfer.api import kernels as kernels_module
+from edgeinfer.api import trials as trials_module
 from edgeinfer.api.files import checked_header
-from edgeinfer.api.kernels import Choice, Trial, choose
+from edgeinfer.api.kernels import Choice, choose
 from edgeinfer.api.memory import plan_run
+from edgeinfer.api.trials import Trial
 from edgeinfer.errors import ResourceError, UnusableInputError, UsageError
 from edgeinfer.native import ik
 from edgeinfer.options import RuntimeOptions
@@ -35,7 +38,7 @@ def trials(monkeypatch, tmp_path):
     monkeypatch.setattr(kernels_module, "fork_is_installed", lambda: True)
     monkeypatch.setattr(ik, "version", lambda: ik.VERSION)
     monkeypatch.setattr(ik, "identity", lambda: "these files")
-    monkeypatch.setattr(kernels_module, "_run_trial", lambda path: said.pop(0))
+    monkeypatch.setattr(trials_module, "_run_trial", lambda path: said.pop(0))
     return said
 
 
@@ -144,7 +147,7 @@ def test_what_the_fork_cannot_do_never_gets_as_far_as_a_trial(header, trials, se
 
 
 def test_an_architecture_that_was_not_compared_is_not_tried(header, trials, monkeypatch):
-    monkeypatch.setattr(kernels_module, "ARCHITECTURES", frozenset(("other",)))
+    monkeypatch.setattr(fork_limits, "ARCHITECTURES", frozenset(("other",)))
     assert "as a llama model" in chosen(header).note
 
 
@@ -169,7 +172,7 @@ def test_another_version_is_not_used(header, trials, monkeypatch, version):
 def test_a_broken_memory_is_none(header, trials, data, monkeypatch):
     trials += [Trial(math.inf), GOOD]
     assert chosen(header).name == "llama.cpp"
-    (path,) = kernels_module.home().glob("kernels/*.json")
+    (path,) = trials_module.home().glob("kernels/*.json")
     path.write_text(data)
     assert chosen(header).name == "ik"
 

@@ -12,7 +12,7 @@ from random_checkpoint import PLAIN, make_checkpoint, prompt, read_model
 from edgeinfer.api import kernel_trial
 from edgeinfer.api.convert import plan_conversion, run_conversion
 from edgeinfer.api.files import checked_header
-from edgeinfer.api.kernels import ARCHITECTURES, n_vocab
+from edgeinfer.api.fork_limits import ARCHITECTURES, n_vocab
 from edgeinfer.native.context import NativeBackend
 from edgeinfer.native.ik import IkModel, is_whole, kernels
 from edgeinfer.native.kernels import fork_is_installed

@@ -1,0 +1,144 @@
+"""How a model runs on both libraries: tried once, in a process of its own that may die of it, and remembered.
+
+What came out holds for this file, this machine and these two libraries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import platform
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgeinfer.atomic_file import replace_file
+from edgeinfer.gguf_file.header import Header
+from edgeinfer.home import home
+from edgeinfer.native import library
+
+if TYPE_CHECKING:
+    import subprocess
+
+MAX_DIVERGENCE = 0.05
+"""Between the two libraries' answers, in nats: kernels that round otherwise make a tenth of it, a wrong one a hundred
+times as much."""
+_SILENT_S, _TRIAL_LIMIT_S = 1.5, 300
+_STOPPED = tuple(-number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL))
+"""By somebody, or for want of memory: that says nothing of the library."""
+_MAX_NBYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came out when a model ran on both libraries; the fork's speed in multiples of llama.cpp's."""
+
+    divergence: float
+    """Mean Kullback-Leibler divergence in nats; infinite where the fork could not run it."""
+    decode: float = 0.0
+    prefill: float = 0.0
+    ubatch_size: int | None = None
+    """The most tokens that the fork may compute together, where that matters."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the fork computes what llama.cpp computes."""
+        return self.divergence <= MAX_DIVERGENCE
+
+    @property
+    def speed_up(self) -> float:
+        """Of answers and prompts alike."""
+        return math.sqrt(self.decode * self.prefill)
+
+
+def trial_of(header: Header, identity: str, *, may_try: bool) -> Trial | None:
+    """The trial of a model on this machine: an earlier one, or one that is made now, if that may be."""
+    path = _path(header, identity)
+    if (trial := _read(path)) is None and may_try and (trial := _run_trial(header.path)) is not None:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, json.dumps(_as_json(trial)).encode())
+    return trial
+
+
+def _path(header: Header, identity: str) -> Path:
+    """By all that a trial depends on: both libraries, the file, the machine."""
+    status = header.path.stat()
+    file = (str(header.path.absolute()), status.st_size, status.st_mtime_ns, header.tensor_nbytes)
+    about = (identity, library.build(), file, platform.node(), platform.machine(), os.cpu_count())
+    return home() / "kernels" / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}.json"
+
+
+def _as_json(trial: Trial) -> dict[str, float | int | None]:
+    divergence = None if math.isinf(trial.divergence) else trial.divergence
+    return {
+        "divergence": divergence,
+        "decode": trial.decode,
+        "prefill": trial.prefill,
+        "ubatch_size": trial.ubatch_size,
+    }
+
+
+def _read(path: Path) -> Trial | None:
+    try:
+        with path.open("rb") as file:
+            return _parsed(file.read(_MAX_NBYTES))
+    except OSError:
+        return None
+
+
+def _parsed(data: bytes) -> Trial | None:
+    """A trial of what a process or a file says; None where that is none."""
+    try:
+        found: Any = json.loads(data)
+        divergence = math.inf if found["divergence"] is None else float(found["divergence"])
+        size = None if found["ubatch_size"] is None else int(found["ubatch_size"])
+        trial = Trial(divergence, float(found["decode"]), float(found["prefill"]), size)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    numbers = trial.divergence, trial.decode, trial.prefill, trial.ubatch_size or 1
+    return trial if all(number >= 0 for number in numbers) else None
+
+
+def _run_trial(path: Path) -> Trial | None:
+    """Both libraries in a process of their own. One that dies cannot run the model; None where nothing came out."""
+    import subprocess  # here, because every start imports this module
+
+    package_root = str(Path(__file__).resolve().parents[2])
+    paths = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-P", "-m", "edgeinfer.api.kernel_trial", str(path.absolute())]
+    try:
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": paths},
+        ) as process:
+            try:
+                said = _said(process, path.name)
+            except BaseException:
+                process.kill()
+                raise
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if process.returncode in _STOPPED:
+        return None
+    return (_parsed(said) if process.returncode == 0 else None) or Trial(math.inf)
+
+
+def _said(process: subprocess.Popen[bytes], name: str) -> bytes:
+    """What it writes; a person is told what goes on if it takes long. Raises subprocess.TimeoutExpired."""
+    import logging
+    import subprocess
+
+    try:
+        return process.communicate(timeout=_SILENT_S)[0]
+    except subprocess.TimeoutExpired:
+        logging.getLogger(__name__).warning("note: trying once which kernels run %s faster (--kernels)", name)
+        return process.communicate(timeout=_TRIAL_LIMIT_S)[0]
