@@ -48,7 +48,6 @@ def reason_against(
         ("with a KV cache that is not f16", {options.type_k, options.type_v} != {DEFAULT_CACHE_TYPE}),
         ("with these types of tensors", any(tensor.type in _OTHER_TYPES for tensor in tensors)),
         ("without a vocabulary", not n_vocab(header)),
-        ("in the memory that there is", not _fits(header, plan, is_shared=is_shared)),
     ):
         if applies:
             return reason
@@ -60,7 +59,7 @@ def n_vocab(header: Header) -> int:
     return header.metadata.value_type(_TOKENS)[1] or 0 if _TOKENS in header.metadata else 0
 
 
-def _fits(header: Header, plan: Plan, *, is_shared: bool) -> bool:
+def fits(header: Header, plan: Plan, *, is_shared: bool) -> bool:
     """Whether there is room for what the fork takes more than llama.cpp.
 
     It copies all weights, an embedding that is the output matrix too once more; several sequences have all scores of

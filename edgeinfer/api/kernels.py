@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edgeinfer.api.adapters import LoadedAdapter
-from edgeinfer.api.fork_limits import n_vocab, reason_against
+from edgeinfer.api.fork_limits import fits, n_vocab, reason_against
 from edgeinfer.api.trials import Trial, trial_of
 from edgeinfer.errors import ResourceError, UnusableInputError, UsageError
 from edgeinfer.gguf_file.header import Header
@@ -79,11 +79,20 @@ def choose(
         if is_asked_for:
             raise UsageError(f"ik_llama.cpp cannot run it {reason}", "use --kernels llama.cpp, or auto")
         return Choice(note=f"llama.cpp's kernels: ik_llama.cpp cannot run it {reason}")
+    if not fits(header, plan, is_shared=max_sequences > 1):
+        problem = "no memory for ik_llama.cpp, which copies all weights"
+        if is_asked_for:
+            raise ResourceError(f"{header.path}: {problem}", "use --kernels llama.cpp, or close other programs")
+        return Choice(note=f"llama.cpp's kernels: {problem}")
     if max_sequences > AUTO_MAX_SEQUENCES and not is_asked_for:
         return Choice(note="llama.cpp's kernels: for several requests at a time they are the faster ones as a rule")
-    trial = trial_of(header, ik.identity(), may_try=may_try)
+    try:
+        trial = trial_of(header, ik.identity(), may_try=may_try, must_keep=not is_asked_for)
+    except OSError as error:
+        reason = f"what a trial of ik_llama.cpp's says could not be kept ({error.strerror}: {error.filename})"
+        return Choice(note=f"llama.cpp's kernels: {reason}")
     if trial is None and not may_try:
-        return Choice(note="the faster one, measured when the model first runs")
+        return Choice(note="or ik, if that is faster: it is measured when the model first runs")
     if trial is None or not trial.is_sound:
         fault = f"ik_llama.cpp {_fault(trial)}"
         if is_asked_for:

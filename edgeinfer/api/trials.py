@@ -15,9 +15,10 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from edgeinfer.atomic_file import replace_file
+from edgeinfer.file_lock import lock
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.home import home
 from edgeinfer.native import library
@@ -29,8 +30,12 @@ MAX_DIVERGENCE = 0.05
 """Between the two libraries' answers, in nats: kernels that round otherwise make a tenth of it, a wrong one a hundred
 times as much."""
 _SILENT_S, _TRIAL_LIMIT_S = 1.5, 300
-_STOPPED = tuple(-number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL))
-"""By somebody, or for want of memory: that says nothing of the library."""
+_CRASHES = frozenset(
+    -getattr(signal, name) for name in ("SIGABRT", "SIGSEGV", "SIGILL", "SIGFPE", "SIGBUS") if hasattr(signal, name)
+)
+"""How a library ends its process. Any other signal comes from somebody, or for want of memory."""
+UNDECIDED = 5
+"""The exit code of a trial that says nothing of the fork: memory was short, or llama.cpp could not run it either."""
 _MAX_NBYTES = 4096
 
 
@@ -56,14 +61,35 @@ class Trial:
         return math.sqrt(self.decode * self.prefill)
 
 
-def trial_of(header: Header, identity: str, *, may_try: bool) -> Trial | None:
-    """The trial of a model on this machine: an earlier one, or one that is made now, if that may be."""
+def trial_of(header: Header, identity: str, *, may_try: bool, must_keep: bool) -> Trial | None:
+    """The trial of a model on this machine: an earlier one, or one that is made now, if that may be.
+
+    Raises OSError instead of making one that it `must_keep` where nothing can be written, for every start would make
+    it anew.
+    """
     path = _path(header, identity)
-    if (trial := _read(path)) is None and may_try and (trial := _run_trial(header.path)) is not None:
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, json.dumps(_as_json(trial)).encode())
+    if (trial := _read(path)) is not None or not may_try:
+        return trial
+    try:
+        turn = _turn(path.parent)
+    except OSError:
+        if must_keep:
+            raise
+        return _run_trial(header.path)
+    with turn:
+        if (trial := _read(path)) is None and (trial := _run_trial(header.path)) is not None:
+            with contextlib.suppress(OSError):
+                replace_file(path, json.dumps(_as_json(trial)).encode())
     return trial
+
+
+def _turn(folder: Path) -> contextlib.closing[BinaryIO]:
+    """One trial at a time: two would take the cores from each other, and measure that. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / "lock").open("ab")
+    with contextlib.suppress(OSError):  # of a file system without locks
+        lock(file.fileno(), _TRIAL_LIMIT_S)
+    return contextlib.closing(file)
 
 
 def _path(header: Header, identity: str) -> Path:
@@ -99,14 +125,17 @@ def _parsed(data: bytes) -> Trial | None:
         divergence = math.inf if found["divergence"] is None else float(found["divergence"])
         size = None if found["ubatch_size"] is None else int(found["ubatch_size"])
         trial = Trial(divergence, float(found["decode"]), float(found["prefill"]), size)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, OverflowError, TypeError, KeyError, RecursionError):
         return None
     numbers = trial.divergence, trial.decode, trial.prefill, trial.ubatch_size or 1
     return trial if all(number >= 0 for number in numbers) else None
 
 
 def _run_trial(path: Path) -> Trial | None:
-    """Both libraries in a process of their own. One that dies cannot run the model; None where nothing came out."""
+    """Both libraries in a process of their own. A fork that dies, or comes to no end, cannot run the model.
+
+    None where that says nothing of the fork.
+    """
     import subprocess  # here, because every start imports this module
 
     package_root = str(Path(__file__).resolve().parents[2])
@@ -125,9 +154,11 @@ def _run_trial(path: Path) -> Trial | None:
             except BaseException:
                 process.kill()
                 raise
-    except (OSError, subprocess.TimeoutExpired):
+    except subprocess.TimeoutExpired:
+        return Trial(math.inf)
+    except OSError:
         return None
-    if process.returncode in _STOPPED:
+    if process.returncode == UNDECIDED or (process.returncode < 0 and process.returncode not in _CRASHES):
         return None
     return (_parsed(said) if process.returncode == 0 else None) or Trial(math.inf)
 

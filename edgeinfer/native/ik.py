@@ -77,7 +77,7 @@ class IkModel(NativeModel):
     """Weights in this library; the vocabulary is llama.cpp's, of the same file, read at the same time.
 
     `n_vocab` is how many tokens the file has. Raises what `NativeModel` raises, ResourceError where the library isn't
-    what is known here.
+    what is known here, or memory is short.
     """
 
     def __init__(self, path: Path, architecture: str, n_vocab: int, *, mlock: bool = False) -> None:
@@ -101,6 +101,8 @@ class IkModel(NativeModel):
         self.vocabulary = self._file.vocabulary
         if not self._handle:
             self.close()
+            if "alloc" in reason:
+                raise ResourceError(f"{path}: no memory for copies of the weights: {reason}", "use --kernels llama.cpp")
             raise UnusableInputError(f"{path}: ik_llama.cpp does not load it: {reason}", "use --kernels llama.cpp")
 
     def close(self) -> None:

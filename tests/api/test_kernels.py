@@ -91,6 +91,14 @@ def test_flash_attention_is_for_one_sequence():
     assert choice.applied(RuntimeOptions(flash_attn="off"), 1).flash_attn == "off"
 
 
+def test_where_nothing_can_be_kept_only_who_asks_waits_for_a_trial(header, trials, tmp_path):
+    """Every start would make it anew."""
+    (tmp_path / "home").write_text("no folder")
+    trials.append(GOOD)
+    assert "could not be kept" in chosen(header).note
+    assert chosen(header, kernels="ik") == Choice("ik")
+
+
 def test_a_trial_that_came_to_no_end_says_nothing_for_later(header, trials):
     trials += [None, None, GOOD]
     assert "could not be tried to the end" in chosen(header).note
@@ -102,7 +110,9 @@ def test_a_trial_that_came_to_no_end_says_nothing_for_later(header, trials):
 def test_weights_that_would_not_fit_once_more_stay_with_llama_cpp(header, trials):
     plan = plan_run(header, RuntimeOptions(ctx_size=128))
     short = replace(plan, available_nbytes=plan.needs.total)
-    assert "in the memory that there is" in choose(header, RuntimeOptions(), short).note
+    assert "no memory for ik_llama.cpp" in choose(header, RuntimeOptions(), short).note
+    with pytest.raises(ResourceError, match="no memory for ik_llama"):
+        choose(header, RuntimeOptions(kernels="ik"), short)
 
 
 @pytest.mark.parametrize(
@@ -164,17 +174,6 @@ def test_another_version_is_not_used(header, trials, monkeypatch, version):
     assert f"version {version or 'unknown'}, not {ik.VERSION}" in chosen(header).note
     with pytest.raises(ResourceError, match="version"):
         chosen(header, kernels="ik")
-
-
-@pytest.mark.parametrize(
-    "data", ["", "[]", "{}", '{"divergence": "x", "decode": 1, "prefill": 1, "ubatch_size": 1}', "[" * 4000]
-)
-def test_a_broken_memory_is_none(header, trials, data, monkeypatch):
-    trials += [Trial(math.inf), GOOD]
-    assert chosen(header).name == "llama.cpp"
-    (path,) = trials_module.home().glob("kernels/*.json")
-    path.write_text(data)
-    assert chosen(header).name == "ik"
 
 
 BROKEN = {

@@ -13,6 +13,8 @@ from edgeinfer.api import kernel_trial
 from edgeinfer.api.convert import plan_conversion, run_conversion
 from edgeinfer.api.files import checked_header
 from edgeinfer.api.fork_limits import ARCHITECTURES, n_vocab
+from edgeinfer.errors import ResourceError
+from edgeinfer.native import library
 from edgeinfer.native.context import NativeBackend
 from edgeinfer.native.ik import IkModel, is_whole, kernels
 from edgeinfer.native.kernels import fork_is_installed
@@ -149,6 +151,19 @@ def test_one_sequence_lies_in_order_whatever_is_cut_off_and_restored(make, seed)
                 start, until, blob = kept[int(random.integers(len(kept)))]
                 backend.apply(KVOp("remove", 0, 0, start, -1))
                 length = backend.load_range(0, start, until, blob) if start <= length else length
+
+
+@needs_fork
+def test_want_of_memory_is_no_fault_of_the_file(make, monkeypatch):
+    path = make("qwen2")
+    header = checked_header(path)
+
+    def load(name, params):
+        library._errors.append("llama_model_load: error loading model: Failed to allocate buffer type CPU")
+
+    monkeypatch.setattr(kernels().lib, "llama_model_load_from_file", load)
+    with pytest.raises(ResourceError, match="Failed to allocate"):
+        IkModel(path, header.architecture, n_vocab(header))
 
 
 @needs_fork
