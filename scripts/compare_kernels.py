@@ -142,22 +142,21 @@ def _converted(source: Path, name: str, kind: str) -> Path:
 
 def fork_bench() -> Path:
     """The fork's llama-bench, linked with the library of the installed package. Built once for each of those."""
-    package = ik.installed()
-    if package is None:
+    libraries = ik.library_folders()
+    if not libraries:
         raise ResourceError("ik_llama.cpp is not installed", "pip install 'edgeinfer[fast]'")
     folder = cache_dir("kernels") / hashlib.sha256(ik.identity().encode()).hexdigest()[:16]
     program = folder / "llama-bench"
     if program.exists():
         return program
     folder.mkdir(parents=True, exist_ok=True)
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "ik-llama-cpp-python"]
-    run_commands([*pip, "--dest", folder, f"ik-llama-cpp-python=={ik.VERSION}"])
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ik.DISTRIBUTION]
+    run_commands([*pip, "--dest", folder, ik.REQUIREMENT])
     with tarfile.open(next(folder.glob("*.tar.gz"))) as tar:
         tar.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     (source,) = folder.glob("*/vendor/ik_llama.cpp")
     (folder / "main.cpp").write_text(_MAIN, "utf-8")
     headers = [f"-I{source / part}" for part in ("", "include", "ggml/include", "common", "vendor", "src")]
-    libraries = [package / "lib", package.with_name("ik_llama_cpp_python.libs")]
     console.note("compiling the fork's llama-bench")
     run_commands(
         ["c++", "-O2", "-std=c++17", *headers, folder / "main.cpp", source / "examples/llama-bench/llama-bench.cpp"]

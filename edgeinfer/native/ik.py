@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import importlib.util
 import os
 import struct
 import sys
@@ -31,14 +30,14 @@ import numpy as np
 
 from edgeinfer.errors import ResourceError, UnusableInputError
 from edgeinfer.native import library
-from edgeinfer.native.kernels import ContextSettings, Kernels
+from edgeinfer.native.kernels import FORK_PACKAGE, ContextSettings, Kernels, fork_folder
 from edgeinfer.native.model import NativeModel, NativeVocabularyFile
 from edgeinfer.native.state import end_of_columns, end_of_rows
 
 NAME = "ik"
-PACKAGE, VERSION = "ik_llama_cpp", "0.1.5"
-_DISTRIBUTION = "ik-llama-cpp-python"
-REQUIREMENT = f"{_DISTRIBUTION}=={VERSION}"
+VERSION = "0.1.5"
+DISTRIBUTION = "ik-llama-cpp-python"
+REQUIREMENT = f"{DISTRIBUTION}=={VERSION}"
 """What pip installs it by."""
 _MODEL_NBYTES, _CONTEXT_NBYTES, _BATCH_NBYTES = 168, 216, 72
 """Of the structures that are passed by value."""
@@ -49,27 +48,25 @@ _COUNT = struct.Struct("=I")
 _LAYERS = struct.Struct("=II")  # whether V is transposed, layers
 
 
-def installed() -> Path | None:
-    """The directory of the package; None without it. Loads nothing."""
-    spec = importlib.util.find_spec(PACKAGE)
-    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
-
-
 def version() -> str:
     """The package's own version, "" for one that does not tell."""
     try:
-        return metadata.version(_DISTRIBUTION)
+        return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
         return ""
 
 
+def library_folders() -> tuple[Path, ...]:
+    """Where the package's compiled files are: its own, and those that they need; none without the package."""
+    folder = fork_folder()
+    return (folder / "lib", folder.with_name(f"{FORK_PACKAGE}_python.libs")) if folder else ()
+
+
 def identity() -> str:
     """Which files the library is made of, by name, size and time. Loads nothing."""
-    folder = installed()
-    if folder is None:
-        return ""
-    folders = (folder / "lib", folder.with_name("ik_llama_cpp_python.libs"))
-    found = [(file.name, file.stat()) for place in folders for file in sorted(place.glob("*")) if file.is_file()]
+    found = [
+        (file.name, file.stat()) for place in library_folders() for file in sorted(place.glob("*")) if file.is_file()
+    ]
     return f"{version()} {[(name, status.st_size, status.st_mtime_ns) for name, status in found]}"
 
 
@@ -164,7 +161,7 @@ def prove_layout(lib: Any) -> None:
         (bool(model.kv_overrides), context.abort_callback_data, bool(context.cb_eval), context.cuda_params),
     )
     if found != _EXPECTED:
-        raise ResourceError(f"the library of {_DISTRIBUTION} is laid out in another way", f"install {REQUIREMENT}")
+        raise ResourceError(f"the library of {DISTRIBUTION} is laid out in another way", f"install {REQUIREMENT}")
 
 
 _EXPECTED = (
@@ -185,23 +182,23 @@ def _library() -> Any:
     try:
         return _declared(_import_bindings())
     except (OSError, AttributeError, ImportError) as error:
-        raise ResourceError(f"{_DISTRIBUTION} is broken: {error}", f"install it again: {REQUIREMENT}") from None
+        raise ResourceError(f"{DISTRIBUTION} is broken: {error}", f"install it again: {REQUIREMENT}") from None
 
 
 def _import_bindings() -> Any:
     """The package's ctypes declarations without its high-level classes, as `library` does for llama.cpp."""
-    folder = installed()
+    folder = fork_folder()
     if folder is None:
-        raise ResourceError(f"{_DISTRIBUTION} is not installed", "pip install 'edgeinfer[fast]'")
-    if PACKAGE in sys.modules:
-        return importlib.import_module(f"{PACKAGE}._ctypes_api")
-    package = ModuleType(PACKAGE)
+        raise ResourceError(f"{DISTRIBUTION} is not installed", "pip install 'edgeinfer[fast]'")
+    if FORK_PACKAGE in sys.modules:
+        return importlib.import_module(f"{FORK_PACKAGE}._ctypes_api")
+    package = ModuleType(FORK_PACKAGE)
     package.__path__ = [str(folder)]
-    sys.modules[PACKAGE] = package
+    sys.modules[FORK_PACKAGE] = package
     try:
-        return importlib.import_module(f"{PACKAGE}._ctypes_api")
+        return importlib.import_module(f"{FORK_PACKAGE}._ctypes_api")
     finally:
-        del sys.modules[PACKAGE]
+        del sys.modules[FORK_PACKAGE]
 
 
 def _declared(bindings: Any) -> Any:

@@ -4,6 +4,8 @@ when that changes. Tiny models of random weights.
 
 import dataclasses
 import struct
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,13 +18,14 @@ from edgeinfer.api.fork_limits import ARCHITECTURES, n_vocab
 from edgeinfer.errors import ResourceError
 from edgeinfer.native import library
 from edgeinfer.native.context import NativeBackend
-from edgeinfer.native.ik import IkModel, is_whole, kernels
+from edgeinfer.native.ik import REQUIREMENT, IkModel, is_whole, kernels
 from edgeinfer.native.kernels import fork_is_installed
 from edgeinfer.native.model import NativeModel
 from edgeinfer.options import ConvertOptions, RuntimeOptions
 from edgeinfer.types import KVOp, Refusal, Row
 
 needs_fork = pytest.mark.skipif(not fork_is_installed(), reason="needs edgeinfer[fast]")
+REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = {"glm4moe": "glm4-moe"}
 """Of tests/conformance/models, where they are named otherwise than the architecture."""
 N_PROMPT, N_TOKENS = 64, 80
@@ -164,6 +167,11 @@ def test_want_of_memory_is_no_fault_of_the_file(make, monkeypatch):
     monkeypatch.setattr(kernels().lib, "llama_model_load_from_file", load)
     with pytest.raises(ResourceError, match="Failed to allocate"):
         IkModel(path, header.architecture, n_vocab(header))
+
+
+def test_the_extra_installs_the_version_that_is_known():
+    with (REPOSITORY / "pyproject.toml").open("rb") as file:
+        assert tomllib.load(file)["project"]["optional-dependencies"]["fast"] == [REQUIREMENT]
 
 
 @needs_fork
