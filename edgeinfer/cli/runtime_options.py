@@ -40,7 +40,7 @@ def loading(
         typer.Option(
             "--kernels",
             metavar="|".join(KERNELS),
-            help="Which compiled kernels run the model; ik comes with edgeinfer[fast].",
+            help="Whose kernels run the model: auto takes the faster; ik is ik_llama.cpp, of edgeinfer[fast].",
         ),
     ] = DEFAULTS.kernels,
     flash_attn: Annotated[

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from gguf_parts import take_apart, u32
 from processes import PATIENCE_S
 
 import edgeinfer
@@ -14,10 +15,13 @@ from edgeinfer.api import fork_limits
 from edgeinfer.api import kernels as kernels_module
 from edgeinfer.api import trials as trials_module
 from edgeinfer.api.files import checked_header
+from edgeinfer.api.fork_limits import reason_against
 from edgeinfer.api.kernels import Choice, choose
 from edgeinfer.api.memory import plan_run
 from edgeinfer.api.trials import Trial
 from edgeinfer.errors import ResourceError, UnusableInputError, UsageError
+from edgeinfer.ggml_types import GGMLType
+from edgeinfer.gguf_file.header import read_header
 from edgeinfer.native import ik
 from edgeinfer.options import RuntimeOptions
 from edgeinfer.types import Placement
@@ -159,6 +163,30 @@ def test_what_the_fork_cannot_do_never_gets_as_far_as_a_trial(header, trials, se
 def test_an_architecture_that_was_not_compared_is_not_tried(header, trials, monkeypatch):
     monkeypatch.setattr(fork_limits, "ARCHITECTURES", frozenset(("other",)))
     assert "as a llama model" in chosen(header).note
+
+
+def with_last(parts, **changes):
+    return replace(parts, tensors=(*parts.tensors[:-1], replace(parts.tensors[-1], **changes)))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda parts: parts.changed({"llama.expert_count": u32(8)}), "with experts of this kind"),
+        (lambda parts: parts.changed({"llama.attention.sliding_window": u32(64)}), "with a sliding window"),
+        (lambda parts: parts.changed({"llama.rope.scaling.yarn_beta_fast": u32(32)}), "with bounds of yarn"),
+        (lambda parts: parts.changed({"tokenizer.ggml.tokens": None}), "without a vocabulary"),
+        (lambda parts: with_last(parts, name=b"rope_freqs.weight"), "with factors for its positions"),
+        (lambda parts: with_last(parts, type=GGMLType.MXFP4), "with these types of tensors"),
+    ],
+)
+def test_what_of_a_file_the_fork_cannot_do(tiny_gguf, tmp_path, change, reason):
+    plan = plan_run(checked_header(tiny_gguf), RuntimeOptions())
+    path = tmp_path / "changed.gguf"
+    path.write_bytes(change(take_apart(tiny_gguf)).encoded())
+    found = reason_against(read_header(path), RuntimeOptions(), plan, (), is_shared=False)
+    assert found is not None
+    assert found.startswith(reason)
 
 
 def test_without_the_package_everything_is_as_it_was(header, monkeypatch):
