@@ -13,7 +13,7 @@ import os
 import platform
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -22,6 +22,7 @@ from edgeinfer.file_lock import lock
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.home import home
 from edgeinfer.native import library
+from edgeinfer.native.devices import cores_are_shared
 
 if TYPE_CHECKING:
     import subprocess
@@ -49,6 +50,8 @@ class Trial:
     prefill: float = 0.0
     ubatch_size: int | None = None
     """The most tokens that the fork may compute together, where that matters."""
+    was_disturbed: bool = False
+    """Whether other programs kept the cores busy, so that the times mean little."""
 
     @property
     def is_sound(self) -> bool:
@@ -68,19 +71,30 @@ def trial_of(header: Header, identity: str, *, may_try: bool, must_keep: bool) -
     it anew.
     """
     path = _path(header, identity)
-    if (trial := _read(path)) is not None or not may_try:
-        return trial
+    if _is_enough(kept := _read(path)) or not may_try:
+        return kept
     try:
         turn = _turn(path.parent)
     except OSError:
-        if must_keep:
+        if must_keep and kept is None:
             raise
-        return _run_trial(header.path)
+        return kept or _run_trial(header.path)
     with turn:
-        if (trial := _read(path)) is None and (trial := _run_trial(header.path)) is not None:
-            with contextlib.suppress(OSError):
-                replace_file(path, json.dumps(_as_json(trial)).encode())
+        if _is_enough(kept := _read(path)):
+            return kept
+        was_disturbed = cores_are_shared()
+        trial = _run_trial(header.path)
+        if trial is None:
+            return kept
+        trial = replace(trial, was_disturbed=was_disturbed)
+        with contextlib.suppress(OSError):
+            replace_file(path, json.dumps(_as_json(trial)).encode())
     return trial
+
+
+def _is_enough(trial: Trial | None) -> bool:
+    """One that was disturbed stands until nothing disturbs another."""
+    return trial is not None and (not trial.was_disturbed or cores_are_shared())
 
 
 def _turn(folder: Path) -> contextlib.closing[BinaryIO]:
@@ -100,14 +114,8 @@ def _path(header: Header, identity: str) -> Path:
     return home() / "kernels" / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}.json"
 
 
-def _as_json(trial: Trial) -> dict[str, float | int | None]:
-    divergence = None if math.isinf(trial.divergence) else trial.divergence
-    return {
-        "divergence": divergence,
-        "decode": trial.decode,
-        "prefill": trial.prefill,
-        "ubatch_size": trial.ubatch_size,
-    }
+def _as_json(trial: Trial) -> dict[str, float | None]:
+    return asdict(trial) | {"divergence": None if math.isinf(trial.divergence) else trial.divergence}
 
 
 def _read(path: Path) -> Trial | None:
@@ -124,7 +132,8 @@ def _parsed(data: bytes) -> Trial | None:
         found: Any = json.loads(data)
         divergence = math.inf if found["divergence"] is None else float(found["divergence"])
         size = None if found["ubatch_size"] is None else int(found["ubatch_size"])
-        trial = Trial(divergence, float(found["decode"]), float(found["prefill"]), size)
+        was_disturbed = found["was_disturbed"] is True
+        trial = Trial(divergence, float(found["decode"]), float(found["prefill"]), size, was_disturbed)
     except (ValueError, OverflowError, TypeError, KeyError, RecursionError):
         return None
     numbers = trial.divergence, trial.decode, trial.prefill, trial.ubatch_size or 1
@@ -171,5 +180,5 @@ def _said(process: subprocess.Popen[bytes], name: str) -> bytes:
     try:
         return process.communicate(timeout=_SILENT_S)[0]
     except subprocess.TimeoutExpired:
-        logging.getLogger(__name__).warning("note: trying once which kernels run %s faster (--kernels)", name)
+        logging.getLogger(__name__).warning("note: trying which kernels run %s faster (--kernels)", name)
         return process.communicate(timeout=_TRIAL_LIMIT_S)[0]

@@ -1,9 +1,11 @@
 """What the end of a trial's process says, and what is remembered of it."""
 
+import json
 import math
 import sys
 import threading
 import time
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -22,6 +24,7 @@ CANNOT = Trial(math.inf)
 @pytest.fixture
 def remembered(tiny_gguf, monkeypatch, tmp_path):
     monkeypatch.setenv("EDGEINFER_HOME", str(tmp_path))
+    monkeypatch.setattr(trials_module, "cores_are_shared", lambda: False)
     header = checked_header(tiny_gguf)
     return lambda: trial_of(header, "these files", may_try=True, must_keep=True)
 
@@ -39,7 +42,7 @@ def remembered(tiny_gguf, monkeypatch, tmp_path):
         ("kill -INT $$", NOTHING),
         ("kill -TERM $$", NOTHING),
         ("kill -KILL $$", NOTHING),
-        ("""echo '{"divergence": 0.003, "decode": 1.5, "prefill": 2.0, "ubatch_size": null}'""", GOOD),
+        (f"echo '{json.dumps(asdict(GOOD))}'", GOOD),
     ],
 )
 def test_only_what_the_fork_does_counts_against_it(tmp_path, monkeypatch, script, trial):
@@ -59,8 +62,8 @@ def test_only_what_the_fork_does_counts_against_it(tmp_path, monkeypatch, script
         "",
         "[]",
         "{}",
-        '{"divergence": "x", "decode": 1, "prefill": 1, "ubatch_size": 1}',
-        '{"divergence": 0, "decode": 1, "prefill": 1, "ubatch_size": 1e999}',
+        '{"divergence": "x", "decode": 1, "prefill": 1, "ubatch_size": 1, "was_disturbed": false}',
+        '{"divergence": 0, "decode": 1, "prefill": 1, "ubatch_size": 1e999, "was_disturbed": false}',
         "[" * 4000,
     ],
 )
@@ -71,6 +74,18 @@ def test_a_broken_memory_is_none(remembered, data, monkeypatch, tmp_path):
     (path,) = tmp_path.glob("kernels/*.json")
     path.write_text(data)
     assert remembered() == remembered() == GOOD
+
+
+def test_times_that_other_programs_disturbed_are_taken_again_when_nothing_does(remembered, monkeypatch):
+    said = [GOOD, NOTHING, CANNOT]
+    is_shared = [True]
+    monkeypatch.setattr(trials_module, "_run_trial", lambda path: said.pop(0))
+    monkeypatch.setattr(trials_module, "cores_are_shared", lambda: is_shared[0])
+    disturbed = replace(GOOD, was_disturbed=True)
+    assert remembered() == remembered() == disturbed
+    is_shared[0] = False
+    assert remembered() == disturbed, "the second one was interrupted"
+    assert remembered() == remembered() == CANNOT
 
 
 def test_two_that_start_at_once_make_one_trial(remembered, monkeypatch):
