@@ -33,7 +33,7 @@ class Choice:
     name: str = LLAMA_CPP.name
     ubatch_size: int | None = None
     note: str = ""
-    """Why it is not the fork, where it could have been."""
+    """Why it is llama.cpp, where there is the fork too."""
 
     def applied(self, options: RuntimeOptions, max_sequences: int = 1) -> RuntimeOptions:
         """The options with what was decided about them."""
@@ -70,36 +70,35 @@ def choose(
         return Choice()
     from edgeinfer.native import ik  # after the cheap question: most have llama.cpp alone
 
-    if ik.version() != ik.VERSION:
-        problem = f"ik-llama-cpp-python is version {ik.version() or 'unknown'}, not {ik.VERSION}"
+    if problem := ik.problem():
         if is_asked_for:
             raise ResourceError(problem, "pip install 'edgeinfer[fast]'")
         return Choice(note=problem)
     if (reason := reason_against(header, options, plan, adapters, is_shared=max_sequences > 1)) is not None:
+        problem = f"ik_llama.cpp cannot run it {reason}"
         if is_asked_for:
-            raise UsageError(f"ik_llama.cpp cannot run it {reason}", "use --kernels llama.cpp, or auto")
-        return Choice(note=f"llama.cpp's kernels: ik_llama.cpp cannot run it {reason}")
+            raise UsageError(problem, "use --kernels llama.cpp, or auto")
+        return Choice(note=problem)
     if not fits(header, plan, is_shared=max_sequences > 1):
         problem = "no memory for ik_llama.cpp, which copies all weights"
         if is_asked_for:
             raise ResourceError(f"{header.path}: {problem}", "use --kernels llama.cpp, or close other programs")
-        return Choice(note=f"llama.cpp's kernels: {problem}")
+        return Choice(note=problem)
     if max_sequences > AUTO_MAX_SEQUENCES and not is_asked_for:
-        return Choice(note="llama.cpp's kernels: for several requests at a time they are the faster ones as a rule")
+        return Choice(note="for several requests at a time they are the faster ones as a rule")
     try:
         trial = trial_of(header, ik.identity(), may_try=may_try, must_keep=not is_asked_for)
     except OSError as error:
-        reason = f"what a trial of ik_llama.cpp's says could not be kept ({error.strerror}: {error.filename})"
-        return Choice(note=f"llama.cpp's kernels: {reason}")
+        return Choice(note=f"a trial of ik_llama.cpp's could not be kept ({error.strerror}: {error.filename})")
     if trial is None and not may_try:
         return Choice(note="or ik, if that is faster: it is measured when the model first runs")
     if trial is None or not trial.is_sound:
-        fault = f"ik_llama.cpp {_fault(trial)}"
+        problem = f"ik_llama.cpp {_fault(trial)}"
         if is_asked_for:
-            raise UnusableInputError(f"{header.path}: {fault}", "use --kernels llama.cpp")
-        return Choice(note=f"llama.cpp's kernels: {fault}")
+            raise UnusableInputError(f"{header.path}: {problem}", "use --kernels llama.cpp")
+        return Choice(note=problem)
     if not is_asked_for and trial.speed_up < MIN_SPEED_UP:
-        return Choice(note=f"llama.cpp's kernels: ik_llama.cpp's are {trial.speed_up:.2f} times as fast here")
+        return Choice(note=f"ik_llama.cpp's are {trial.speed_up:.2f} times as fast here")
     return Choice(ik.NAME, trial.ubatch_size)
 
 

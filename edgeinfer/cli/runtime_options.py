@@ -146,6 +146,6 @@ def tell_plan(model: Model, *, verbose: bool) -> None:
     for note in model.plan.notes:
         console.note(f"note: {note}")
     if verbose and model.kernels_note:
-        console.note(f"note: {model.kernels_note}")
+        console.note(f"note: {model.kernels}'s kernels: {model.kernels_note}")
     if verbose and model.plan.gpu_note and not model.plan.gpu_was_asked_for:
         console.note(f"note: {model.plan.gpu_note}")

@@ -51,9 +51,15 @@ _LAYERS = struct.Struct("=II")  # whether V is transposed, layers
 def version() -> str:
     """The package's own version, "" for one that does not tell."""
     try:
-        return metadata.version(DISTRIBUTION)
+        return metadata.version(DISTRIBUTION) or ""
     except metadata.PackageNotFoundError:
         return ""
+
+
+def problem() -> str:
+    """Why the package is not used, as far as that can be told without loading it; "" for the version known here."""
+    found = version()
+    return "" if found == VERSION else f"{DISTRIBUTION} is version {found or 'unknown'}, not {VERSION}"
 
 
 def library_folders() -> tuple[Path, ...]:

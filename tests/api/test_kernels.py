@@ -156,7 +156,7 @@ def test_a_slower_library_is_used_only_where_it_is_asked_for(header, trials):
 )
 def test_what_the_fork_cannot_do_never_gets_as_far_as_a_trial(header, trials, settings, reason):
     choice = chosen(header, **settings)
-    assert choice == Choice(note=f"llama.cpp's kernels: ik_llama.cpp cannot run it {reason}")
+    assert choice == Choice(note=f"ik_llama.cpp cannot run it {reason}")
     with pytest.raises(UsageError, match=reason):
         chosen(header, kernels="ik", **settings)
 
@@ -205,6 +205,14 @@ def test_another_version_is_not_used(header, trials, monkeypatch, version):
         chosen(header, kernels="ik")
 
 
+def test_a_package_that_tells_nothing_of_itself_has_no_version(tmp_path, monkeypatch):
+    """pip was interrupted."""
+    (tmp_path / f"ik_llama_cpp_python-{ik.VERSION}.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert ik.version() == ""
+    assert ik.problem() == f"ik-llama-cpp-python is version unknown, not {ik.VERSION}"
+
+
 BROKEN = {
     "truncated": "import ctypes, pathlib; _lib = ctypes.CDLL(str(pathlib.Path(__file__).with_name('libllama.so')))",
     "a missing symbol": "class _lib: pass\n_lib.llama_decode",
@@ -247,7 +255,7 @@ def test_a_broken_package_runs_nothing_and_is_said_once(tiny_gguf, tmp_path, cod
         env={"PYTHONPATH": f"{tmp_path / 'site'}:{root}", "EDGEINFER_HOME": str(tmp_path), "PATH": ""},
     )
     automatic, asked_for = json.loads(done.stdout)
-    assert automatic == ["llama.cpp", "llama.cpp's kernels: ik_llama.cpp cannot run it on this machine"]
+    assert automatic == ["llama.cpp", "ik_llama.cpp cannot run it on this machine"]
     assert asked_for[0] == "unusable_input"
     # On a busy machine it takes long enough to be spoken of.
     assert [line for line in done.stderr.splitlines() if not line.startswith("note: trying which")] == []
