@@ -234,14 +234,18 @@ def test_a_broken_package_runs_nothing_and_is_said_once(tiny_gguf, tmp_path, cod
         "print(json.dumps(found))\n"
     )
     root = str(next(iter(edgeinfer.__path__))).rpartition("/")[0]
+    folder = tmp_path / "here"
+    folder.mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tiny_gguf)],
+        ["/bin/sh", "-c", 'ulimit -c "$(ulimit -H -c)"; exec "$0" "$@"', sys.executable, "-c", program, str(tiny_gguf)],
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=True,
         env={"PYTHONPATH": f"{tmp_path / 'site'}:{root}", "EDGEINFER_HOME": str(tmp_path), "PATH": ""},
     )
+    assert not list(folder.iterdir()), "the memory of a process that died"
     automatic, asked_for = json.loads(done.stdout)
     assert automatic == ["llama.cpp", "llama.cpp's kernels: ik_llama.cpp cannot run it on this machine"]
     assert asked_for[0] == "unusable_input"
