@@ -123,7 +123,17 @@ def _divergence(reference: NDArray[np.float32], found: NDArray[np.float32]) -> f
     return max(mean, 0.0) if np.isfinite(mean) else float("inf")
 
 
+def _leave_no_core() -> None:
+    """To die of a model is what this process is for: its memory, with the weights, is not to lie about after that."""
+    try:
+        import resource
+    except ImportError:
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 if __name__ == "__main__":
+    _leave_no_core()
     kernels()  # a package that is broken is no want of memory
     try:
         trial = main(Path(sys.argv[1]))

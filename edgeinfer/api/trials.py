@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from edgeinfer.atomic_file import replace_file
 from edgeinfer.file_lock import lock
 from edgeinfer.gguf_file.header import Header
+from edgeinfer.gguf_file.shards import read_shards
 from edgeinfer.home import home
 from edgeinfer.native import library
 from edgeinfer.native.devices import cores_are_shared
@@ -108,10 +109,15 @@ def _turn(folder: Path) -> contextlib.closing[BinaryIO]:
 
 def _path(header: Header, identity: str) -> Path:
     """By all that a trial depends on: both libraries, the file, the machine."""
-    status = header.path.stat()
-    file = (str(header.path.absolute()), status.st_size, status.st_mtime_ns, header.tensor_nbytes)
-    about = (identity, library.build(), file, platform.node(), platform.machine(), os.cpu_count())
+    files = [(str(part.path.absolute()), part.tensor_nbytes, *_times(part.path)) for part in read_shards(header)]
+    about = (identity, library.build(), files, platform.node(), platform.machine(), os.cpu_count())
     return home() / "kernels" / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}.json"
+
+
+def _times(path: Path) -> tuple[int, int, int]:
+    """Of a file: its size, and when it was changed, also by what sets the time back, as unpacking an archive does."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _as_json(trial: Trial) -> dict[str, float | None]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -71,6 +72,31 @@ def test_another_library_or_another_file_begins_anew(header, trials, monkeypatch
     copy.write_bytes(header.path.read_bytes())
     assert chosen(checked_header(copy)).name == "ik"
     assert not trials
+
+
+def test_a_file_that_was_replaced_begins_anew_whatever_its_time_says(header, trials, tmp_path):
+    """As large, and as old: archives keep times, and what is derived from one model is of one size."""
+    trials += [GOOD, Trial(math.inf)]
+    path = tmp_path / "copy.gguf"
+    path.write_bytes(header.path.read_bytes())
+    status = path.stat()
+    assert chosen(checked_header(path)).name == "ik"
+    path.write_bytes(header.path.read_bytes()[:-4] + bytes(4))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert chosen(checked_header(path)).name == "llama.cpp"
+
+
+def test_a_later_shard_that_was_replaced_begins_anew(header, trials, tmp_path):
+    trials += [GOOD, Trial(math.inf)]
+    parts = take_apart(header.path)
+    shards = [tmp_path / f"model-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for number, (shard, tensors) in enumerate(zip(shards, (parts.tensors[:5], parts.tensors[5:]), strict=True)):
+        numbers = {"split.no": u32(number), "split.count": u32(2), "split.tensors.count": u32(len(parts.tensors))}
+        shard.write_bytes(replace(parts.changed(numbers), tensors=tensors).encoded())
+    first = checked_header(shards[0])
+    assert chosen(first) == chosen(first) == Choice("ik")
+    shards[1].write_bytes(shards[1].read_bytes() + bytes(32))
+    assert chosen(first).name == "llama.cpp"
 
 
 def test_rows_that_the_fork_computes_wrongly_are_never_that_many(header, trials):
@@ -246,14 +272,18 @@ def test_a_broken_package_runs_nothing_and_is_said_once(tiny_gguf, tmp_path, cod
         "print(json.dumps(found))\n"
     )
     root = str(next(iter(edgeinfer.__path__))).rpartition("/")[0]
+    folder = tmp_path / "here"
+    folder.mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tiny_gguf)],
+        ["/bin/sh", "-c", 'ulimit -c "$(ulimit -H -c)"; exec "$0" "$@"', sys.executable, "-c", program, str(tiny_gguf)],
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=True,
         env={"PYTHONPATH": f"{tmp_path / 'site'}:{root}", "EDGEINFER_HOME": str(tmp_path), "PATH": ""},
     )
+    assert not list(folder.iterdir()), "the memory of a process that died"
     automatic, asked_for = json.loads(done.stdout)
     assert automatic == ["llama.cpp", "ik_llama.cpp cannot run it on this machine"]
     assert asked_for[0] == "unusable_input"
