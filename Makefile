@@ -50,7 +50,7 @@ conformance: $(INSTALLED) kernels
 kernels: models $(FAST)
 	PYTHONPATH=$(CURDIR)/$(FAST) $(PYTEST) --kernels ik tests/native tests/api
 
-# There is a package for x86 alone.
+# Compared on x86 alone.
 $(FAST): $(INSTALLED)
 	@test "$$(uname -m)" != x86_64 || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 	  --upgrade --target $@ "$$($(BIN)/python -c 'import edgeinfer.native.ik as ik; print(ik.REQUIREMENT)')"

@@ -14,13 +14,13 @@ from edgeinfer.ggml_types import GGMLType
 
 T = GGMLType
 
-_EXPONENTS: dict[GGMLType, np.unsignedinteger[Any]] = {
+INFINITY: dict[GGMLType, np.unsignedinteger[Any]] = {
     T.F64: np.uint64(0x7FF0 << 48),
     T.F32: np.uint32(0x7F800000),
     T.F16: np.uint16(0x7C00),
     T.BF16: np.uint16(0x7F80),
 }
-"""The bits of the exponent, which are all set in an infinity and in a NaN."""
+"""The bits of a positive infinity. Without the sign, every NaN lies above it and every number below."""
 _FACTORS_AT: dict[GGMLType, tuple[int, ...]] = {
     T.Q4_0: (0,), T.Q4_1: (0, 2), T.Q5_0: (0,), T.Q5_1: (0, 2), T.Q8_0: (0,), T.Q8_1: (0, 2), T.Q1_0: (0,),
     T.Q2_0: (0,), T.Q2_K: (80, 82), T.Q3_K: (108,), T.Q4_K: (0, 2), T.Q5_K: (0, 2), T.Q6_K: (208,), T.TQ1_0: (52,),
@@ -33,7 +33,7 @@ _E8M0_NAN = 0xFF
 
 def is_finite(ggml_type: GGMLType, data: NDArray[np.uint8]) -> bool:
     """Whether whole blocks of `data`, a row of bytes, hold nothing that is NaN or infinite."""
-    if ggml_type in _EXPONENTS:
+    if ggml_type in INFINITY:
         return _are_finite(ggml_type, data)
     blocks = data.reshape(-1, ggml_type.block_nbytes)
     if ggml_type is T.MXFP4:
@@ -47,6 +47,6 @@ def is_finite(ggml_type: GGMLType, data: NDArray[np.uint8]) -> bool:
 
 
 def _are_finite(ggml_type: GGMLType, data: NDArray[Any]) -> bool:
-    exponent = _EXPONENTS[ggml_type]
-    bits = np.ascontiguousarray(data).view(exponent.dtype) & exponent
-    return bool(bits.max(initial=0) < exponent)
+    infinity = INFINITY[ggml_type]  # whose bits are those of the exponent
+    bits = np.ascontiguousarray(data).view(infinity.dtype) & infinity
+    return bool(bits.max(initial=0) < infinity)

@@ -50,7 +50,7 @@ int32_t cpu_get_num_math() { return 1; }
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model, and what is left out of a measurement to keep it short."""
+    """A model, and what the table calls it."""
 
     name: str
     path: Path
@@ -135,6 +135,7 @@ def _row(what: str, case: Case, ours: Figure, reference: Figure, unit: str) -> R
 
 def _converted(source: Path, name: str, kind: str) -> Path:
     path = cache_dir("kernels") / f"{name}-{kind}.gguf"
+    path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         convert(source, path, ConvertOptions(type=kind, verify=False))
     return path
@@ -142,7 +143,8 @@ def _converted(source: Path, name: str, kind: str) -> Path:
 
 def fork_bench() -> Path:
     """The fork's llama-bench, linked with the library that edgeinfer uses. Built once for each of those."""
-    if ik.installed() is None:
+    libraries = ik.library_folders()
+    if not libraries:
         raise ResourceError("ik_llama.cpp is not installed", "pip install 'edgeinfer[fast]'")
     folder = cache_dir("kernels") / hashlib.sha256(ik.identity().encode()).hexdigest()[:16]
     program = folder / "llama-bench"
@@ -153,7 +155,6 @@ def fork_bench() -> Path:
     main.write_text(_MAIN, "utf-8")
     fork = source()
     headers = [f"-I{fork / part}" for part in ("", "include", "ggml/include", "common", "vendor", "src")]
-    libraries = ik.library_folders()
     console.note("compiling the fork's llama-bench")
     run_commands(
         ["c++", "-O2", "-std=c++17", *headers, main, fork / "examples/llama-bench/llama-bench.cpp"]
@@ -164,18 +165,17 @@ def fork_bench() -> Path:
     return program
 
 
-def cases() -> dict[str, Case]:
-    """The models, by what --models calls them."""
-    checkpoint = cached_checkpoint("qwen2.5-coder-0.5b")
-    (cache_dir("kernels")).mkdir(parents=True, exist_ok=True)
-    return {
-        "qwen": Case("Qwen2.5-Coder-0.5B Q4_K_M", fetch("qwen2.5-coder-0.5b")),
-        "qwen-q4_0": Case("Qwen2.5-Coder-0.5B Q4_0", _converted(checkpoint, "qwen2.5-coder-0.5b", "Q4_0")),
-        "smollm2": Case("SmolLM2-135M Q4_1", fetch("smollm2")),
-        "smollm2-q4_k_m": Case("SmolLM2-135M Q4_K_M", _converted(cached_checkpoint("smollm2"), "smollm2-b", "Q4_K_M")),
-    }
+def _of_checkpoint(name: str, shown: str, kind: str) -> Case:
+    return Case(f"{shown} {kind}", _converted(cached_checkpoint(name), f"{name}-checkpoint", kind))
 
 
+CASES: dict[str, Callable[[], Case]] = {
+    "qwen": lambda: Case("Qwen2.5-Coder-0.5B Q4_K_M", fetch("qwen2.5-coder-0.5b")),
+    "qwen-q4_0": lambda: _of_checkpoint("qwen2.5-coder-0.5b", "Qwen2.5-Coder-0.5B", "Q4_0"),
+    "smollm2": lambda: Case("SmolLM2-135M Q4_1", fetch("smollm2")),
+    "smollm2-q4_k_m": lambda: _of_checkpoint("smollm2", "SmolLM2-135M", "Q4_K_M"),
+}
+"""The models, by what --models calls them; fetched and made when they are measured."""
 PARTS: dict[str, Any] = {"throughput": throughput, "prefix": prefix, "speculation": speculation}
 TYPES = "Q4_0,Q4_1,Q4_K_M,Q5_K_M,Q6_K,Q8_0,IQ4_XS"
 
@@ -184,16 +184,18 @@ def main() -> None:
     """Measure, and print each row as soon as it is known."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=(*PARTS, "quality"), help="one part")
-    parser.add_argument("--models", default="qwen,qwen-q4_0,smollm2,smollm2-q4_k_m")
+    parser.add_argument("--models", default=",".join(CASES), help="default: all, %(default)s")
     parser.add_argument("--types", default=TYPES, help="of the quality")
     parser.add_argument("--repetitions", type=int, default=3)
     arguments = parser.parse_args()
+    names = arguments.models.split(",")
+    if unknown := set(names) - CASES.keys():
+        parser.error(f"--models has {', '.join(sorted(unknown))}, not one of {', '.join(CASES)}")
     for row in (HEAD, ("---",) * len(HEAD)):
         _print(row)
-    known = cases()
-    for name, part in PARTS.items():
-        for model in arguments.models.split(",") if arguments.only in (None, name) else ():
-            for row in part(known[model], arguments.repetitions):
+    for part in (PARTS[name] for name in PARTS if arguments.only in (None, name)):
+        for name in names:
+            for row in part(CASES[name](), arguments.repetitions):
                 _print(row)
     for row in quality(arguments.types.split(",")) if arguments.only in (None, "quality") else ():
         _print(row)

@@ -17,7 +17,7 @@ from make_checkpoint import cached_checkpoint
 from processes import do_not_ignore_signals
 
 import edgeinfer
-from edgeinfer.api.kernels import Trial
+from edgeinfer.api.trials import Trial
 from edgeinfer.native.kernels import fork_is_installed
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -89,7 +89,7 @@ def chosen_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if is_fork:
             patch.setattr("edgeinfer.api.kernels.AUTO_MAX_SEQUENCES", 256)
-        patch.setattr("edgeinfer.api.kernels._run_trial", lambda path: Trial(0.0, speed_up, speed_up, 24))
+        patch.setattr("edgeinfer.api.trials._run_trial", lambda path: Trial(0.0, speed_up, speed_up, 24))
         yield
 
 

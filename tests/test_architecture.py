@@ -41,10 +41,11 @@ LAYERS: list[set[str]] = [
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 # Given their native parts by `api`, so that both run without the C library.
 WITHOUT_NATIVE = ("runtime", "convert.stream")
-C_LIBRARY = {"llama_cpp", "ctypes", "_ctypes", "cffi"}
+C_LIBRARY = {"llama_cpp", "ik_llama_cpp", "ctypes", "_ctypes", "cffi"}
 HEAVY = {
     "numpy",
     "llama_cpp",
+    "ik_llama_cpp",
     "ctypes",
     "tokenizers",
     "jinja2",

@@ -16,6 +16,7 @@ from edgeinfer.errors import UnusableInputError, UsageError
 from edgeinfer.gguf_file.describe import is_encoder, reads_both_ways
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.native.encoder import NativeEncoder, Pooling
+from edgeinfer.native.kernels import LLAMA_CPP
 from edgeinfer.native.model import NativeModel
 from edgeinfer.options import RuntimeOptions
 from edgeinfer.types import Tokens, Vocabulary
@@ -53,6 +54,8 @@ def open_encoder(header: Header, options: RuntimeOptions | None = None) -> Encod
             "lora: adapters are for models that generate text",
             "merge it: `edgeinfer convert CHECKPOINT --lora ADAPTER`",
         )
+    if options.kernels not in ("auto", LLAMA_CPP.name):
+        raise UsageError(f"kernels: {options.kernels} does not run encoders", f"use {LLAMA_CPP.name}, or auto")
     vocabulary_over = begin_vocabulary(header)
     native = NativeModel(path, mmap=options.mmap, mlock=options.mlock)
     try:

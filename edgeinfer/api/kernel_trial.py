@@ -1,4 +1,4 @@
-"""The program that `api.kernels` runs a model with, on both libraries in turn: `python -m edgeinfer.api.kernel_trial`.
+"""The program that `api.trials` runs a model with, on both libraries in turn: `python -m edgeinfer.api.kernel_trial`.
 
 It writes one JSON document: how far the answers are from each other, and how fast they came.
 """
@@ -15,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.api.files import checked_header
-from edgeinfer.api.kernels import MAX_DIVERGENCE, Trial, n_vocab
-from edgeinfer.errors import EdgeinferError, UnusableInputError
+from edgeinfer.api.fork_limits import n_vocab
+from edgeinfer.api.trials import MAX_DIVERGENCE, UNDECIDED, Trial
+from edgeinfer.errors import EdgeinferError, ResourceError, UnusableInputError
 from edgeinfer.native.context import NativeBackend
-from edgeinfer.native.ik import IkModel
+from edgeinfer.native.ik import IkModel, kernels
 from edgeinfer.native.model import NativeModel
 from edgeinfer.options import RuntimeOptions
 from edgeinfer.runtime import scores
-from edgeinfer.types import KVOp, Refusal, Row, Tokens, Vocabulary
+from edgeinfer.types import KVOp, Placement, Refusal, Row, Tokens, Vocabulary
 
 _BEFORE_TOKENS, _PROMPT_TOKENS, _ANSWER_TOKENS = 40, 64, 8
 _COMPARED_TOKENS = 32
@@ -48,11 +49,14 @@ Les enfants jouent dans le jardin, et le chat dort sur le mur. Das Wetter bleibt
 
 
 def main(path: Path) -> Trial:
-    """Run the model at `path` on both; raises what loading it raises."""
+    """Run the model at `path` on both. Raises what loading it raises; ResourceError says nothing of the fork."""
     header = checked_header(path)
-    with NativeModel(path) as model, _context(model) as backend:
-        tokens = _tokens(model.vocabulary, n_vocab(header))
-        expected, reference_s = _logits(backend, tokens), _times(backend, tokens)
+    try:
+        with NativeModel(path, placement=Placement()) as model, _context(model) as backend:
+            tokens = _tokens(model.vocabulary, n_vocab(header))
+            expected, reference_s = _logits(backend, tokens), _times(backend, tokens)
+    except EdgeinferError as error:  # which says nothing of the fork
+        raise ResourceError(error.message, error.hint) from None
     with IkModel(path, header.architecture, n_vocab(header)) as model:
         for ubatch_size in (None, _SMALL_UBATCH):
             # Several sequences are computed in another way (see `native.ik`).
@@ -119,5 +123,20 @@ def _divergence(reference: NDArray[np.float32], found: NDArray[np.float32]) -> f
     return max(mean, 0.0) if np.isfinite(mean) else float("inf")
 
 
+def _leave_no_core() -> None:
+    """To die of a model is what this process is for: its memory, with the weights, is not to lie about after that."""
+    try:
+        import resource
+    except ImportError:
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asdict(main(Path(sys.argv[1])))))
+    _leave_no_core()
+    kernels()  # a package that is broken is no want of memory
+    try:
+        trial = main(Path(sys.argv[1]))
+    except (ResourceError, MemoryError):
+        sys.exit(UNDECIDED)
+    sys.stdout.write(json.dumps(asdict(trial)))

@@ -1,88 +1,29 @@
 """Which compiled kernels run a model: llama.cpp's, or those of its fork where they are faster and compute the same.
 
-The fork's library checks less and has kernels that are wrong for some shapes (see `native.ik`). So a model runs on both
-libraries once, in a process of its own that may die of it, and what came out is remembered for model and machine.
+The fork's library checks less and has kernels that are wrong for some shapes (see `native.ik`). So it runs nothing that
+`fork_limits` leaves out, and the rest only when `trials` found that it computes the same.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import math
-import os
-import platform
-import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from edgeinfer.api.adapters import LoadedAdapter
-from edgeinfer.atomic_file import replace_file
+from edgeinfer.api.fork_limits import fits, n_vocab, reason_against
+from edgeinfer.api.trials import Trial, trial_of
 from edgeinfer.errors import ResourceError, UnusableInputError, UsageError
-from edgeinfer.ggml_types import GGMLType
 from edgeinfer.gguf_file.header import Header
-from edgeinfer.gguf_file.shards import read_shards
-from edgeinfer.home import home
-from edgeinfer.native import library
 from edgeinfer.native.kernels import LLAMA_CPP, fork_is_installed
 from edgeinfer.native.model import NativeModel
-from edgeinfer.options import DEFAULT_CACHE_TYPE, RuntimeOptions
-from edgeinfer.runtime.footprint import EMBEDDING_NAME, Footprint
+from edgeinfer.options import RuntimeOptions
 from edgeinfer.runtime.memory import Plan
 
-if TYPE_CHECKING:
-    import subprocess
-
-ARCHITECTURES = frozenset(
-    (
-        *("command-r", "falcon", "gemma", "glm4", "glm4moe", "gptneox", "internlm2", "llama"),
-        *("qwen2", "qwen2moe", "qwen3", "qwen3moe", "smollm3", "stablelm"),
-    )
-)
-"""Whose logits are llama.cpp's, with random weights and all that the architecture has (`tests/native/test_ik.py`). Of
-others they are far off (Gemma 3, Granite) or cost the process (Gemma 2, StarCoder 2); and of `llama` with what follows.
-"""
-_LLAMA_EXPERTS, _ROPE_FACTORS = "llama.expert_count", "rope_freqs.weight"
-_OTHER_TYPES = frozenset(t for t in GGMLType if t > GGMLType.BF16)
-"""Newer ones, that the fork does not know, knows by another number, or was not compared with."""
-_YARN_BOUNDS = ("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow")
-MAX_DIVERGENCE = 0.05
-"""Between the two libraries' answers, in nats: kernels that round otherwise make a tenth of it, a wrong one a hundred
-times as much."""
 MIN_SPEED_UP = 1.05
 """Less is not worth the risk."""
 AUTO_MAX_SEQUENCES = 1
 """With more the fork has to do without flash attention, and many cells make it half as fast as llama.cpp."""
-_SILENT_S, _TRIAL_LIMIT_S = 1.5, 300
-_STOPPED = tuple(-number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL))
-"""By somebody, or for want of memory: that says nothing of the library."""
-_MAX_NBYTES = 4096
-_TOKENS = "tokenizer.ggml.tokens"
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What came out when a model ran on both libraries; the fork's speed in multiples of llama.cpp's."""
-
-    divergence: float
-    """Mean Kullback-Leibler divergence in nats; infinite where the fork could not run it."""
-    decode: float = 0.0
-    prefill: float = 0.0
-    ubatch_size: int | None = None
-    """The most tokens that the fork may compute together, where that matters."""
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether the fork computes what llama.cpp computes."""
-        return self.divergence <= MAX_DIVERGENCE
-
-    @property
-    def speed_up(self) -> float:
-        """Of answers and prompts alike."""
-        return math.sqrt(self.decode * self.prefill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +33,7 @@ class Choice:
     name: str = LLAMA_CPP.name
     ubatch_size: int | None = None
     note: str = ""
-    """Why it is not the fork, where it could have been."""
+    """Why it is llama.cpp, where there is the fork too."""
 
     def applied(self, options: RuntimeOptions, max_sequences: int = 1) -> RuntimeOptions:
         """The options with what was decided about them."""
@@ -129,27 +70,35 @@ def choose(
         return Choice()
     from edgeinfer.native import ik  # after the cheap question: most have llama.cpp alone
 
-    if ik.version() != ik.VERSION:
-        problem = f"ik-llama-cpp-python is version {ik.version() or 'unknown'}, not {ik.VERSION}"
+    if problem := ik.problem():
         if is_asked_for:
             raise ResourceError(problem, "pip install 'edgeinfer[fast]'")
         return Choice(note=problem)
-    if (reason := _cannot(header, options, plan, adapters, is_shared=max_sequences > 1)) is not None:
+    if (reason := reason_against(header, options, plan, adapters, is_shared=max_sequences > 1)) is not None:
+        problem = f"ik_llama.cpp cannot run it {reason}"
         if is_asked_for:
-            raise UsageError(f"ik_llama.cpp cannot run it {reason}", "use --kernels llama.cpp, or auto")
-        return Choice(note=f"llama.cpp's kernels: ik_llama.cpp cannot run it {reason}")
+            raise UsageError(problem, "use --kernels llama.cpp, or auto")
+        return Choice(note=problem)
+    if not fits(header, plan, is_shared=max_sequences > 1):
+        problem = "no memory for ik_llama.cpp, which copies all weights"
+        if is_asked_for:
+            raise ResourceError(f"{header.path}: {problem}", "use --kernels llama.cpp, or close other programs")
+        return Choice(note=problem)
     if max_sequences > AUTO_MAX_SEQUENCES and not is_asked_for:
-        return Choice(note="llama.cpp's kernels: for several requests at a time they are the faster ones as a rule")
-    trial = _remembered(header, ik.identity(), may_try=may_try)
+        return Choice(note="for several requests at a time they are the faster ones as a rule")
+    try:
+        trial = trial_of(header, ik.identity(), may_try=may_try, must_keep=not is_asked_for)
+    except OSError as error:
+        return Choice(note=f"a trial of ik_llama.cpp's could not be kept ({error.strerror}: {error.filename})")
     if trial is None and not may_try:
-        return Choice(note="the faster one, measured when the model first runs")
+        return Choice(note="or ik, if that is faster: it is measured when the model first runs")
     if trial is None or not trial.is_sound:
-        fault = f"ik_llama.cpp {_fault(trial)}"
+        problem = f"ik_llama.cpp {_fault(trial)}"
         if is_asked_for:
-            raise UnusableInputError(f"{header.path}: {fault}", "use --kernels llama.cpp")
-        return Choice(note=f"llama.cpp's kernels: {fault}")
+            raise UnusableInputError(f"{header.path}: {problem}", "use --kernels llama.cpp")
+        return Choice(note=problem)
     if not is_asked_for and trial.speed_up < MIN_SPEED_UP:
-        return Choice(note=f"llama.cpp's kernels: ik_llama.cpp's are {trial.speed_up:.2f} times as fast here")
+        return Choice(note=f"ik_llama.cpp's are {trial.speed_up:.2f} times as fast here")
     return Choice(ik.NAME, trial.ubatch_size)
 
 
@@ -162,142 +111,9 @@ def open_native(choice: Choice, header: Header, options: RuntimeOptions, plan: P
     return IkModel(header.path, header.architecture, n_vocab(header), mlock=options.mlock)
 
 
-def n_vocab(header: Header) -> int:
-    """How many tokens the file has."""
-    return header.metadata.value_type(_TOKENS)[1] or 0 if _TOKENS in header.metadata else 0
-
-
-def _cannot(
-    header: Header, options: RuntimeOptions, plan: Plan, adapters: Sequence[LoadedAdapter], *, is_shared: bool
-) -> str | None:
-    """What of a run the fork is known not to do, or not known to do."""
-    tensors = [tensor for part in read_shards(header) for tensor in part.tensors]
-    for reason, applies in (
-        (f"as a {header.architecture} model", header.architecture not in ARCHITECTURES),
-        ("with experts of this kind", header.metadata.count(_LLAMA_EXPERTS) > 0),
-        ("with factors for its positions", any(tensor.name == _ROPE_FACTORS for tensor in tensors)),
-        ("with bounds of yarn", any(f"{header.architecture}.{key}" in header.metadata for key in _YARN_BOUNDS)),
-        ("with a sliding window", header.hyperparameter("attention.sliding_window", 0) > 0),
-        ("with adapters", bool(adapters)),
-        ("with a draft of its own layers", options.draft == "layers"),
-        ("with layers on a GPU", plan.placement.gpu_layers > 0),
-        ("with flash attention for several sequences", options.flash_attn == "on" and is_shared),
-        ("with a KV cache that is not f16", {options.type_k, options.type_v} != {DEFAULT_CACHE_TYPE}),
-        ("with these types of tensors", any(tensor.type in _OTHER_TYPES for tensor in tensors)),
-        ("without a vocabulary", not n_vocab(header)),
-        ("in the memory that there is", not _fits(header, plan, is_shared=is_shared)),
-    ):
-        if applies:
-            return reason
-    return None
-
-
-def _fits(header: Header, plan: Plan, *, is_shared: bool) -> bool:
-    """Whether there is room for what the fork takes more than llama.cpp.
-
-    It copies all weights, an embedding that is the output matrix too once more; several sequences have all scores of
-    their attention at a time.
-    """
-    if plan.available_nbytes is None:
-        return True
-    footprint = Footprint(read_shards(header), library.features())
-    settings = replace(plan.settings, repack=False, mmap=False, flash_attn=plan.settings.flash_attn and not is_shared)
-    twice = sum(tensor.nbytes for tensor in footprint.tensors if tensor.name == EMBEDDING_NAME and footprint.is_tied)
-    more = footprint.needs(settings).total + twice - footprint.needs(plan.settings).total
-    return plan.needs.total + more <= plan.available_nbytes
-
-
 def _fault(trial: Trial | None) -> str:
     if trial is None:
         return "could not be tried to the end"
     if math.isinf(trial.divergence):
         return "cannot run it on this machine"
     return f"computes something else (divergence {trial.divergence:.3f})"
-
-
-def _remembered(header: Header, identity: str, *, may_try: bool) -> Trial | None:
-    """The trial of a model on this machine: an earlier one, or one that is made now, if that may be."""
-    path = _path(header, identity)
-    if (trial := _read(path)) is None and may_try and (trial := _run_trial(header.path)) is not None:
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, json.dumps(_as_json(trial)).encode())
-    return trial
-
-
-def _path(header: Header, identity: str) -> Path:
-    """By all that a trial depends on: both libraries, the file, the machine."""
-    status = header.path.stat()
-    file = (str(header.path.absolute()), status.st_size, status.st_mtime_ns, header.tensor_nbytes)
-    about = (identity, library.build(), file, platform.node(), platform.machine(), os.cpu_count())
-    return home() / "kernels" / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}.json"
-
-
-def _as_json(trial: Trial) -> dict[str, float | int | None]:
-    divergence = None if math.isinf(trial.divergence) else trial.divergence
-    return {
-        "divergence": divergence,
-        "decode": trial.decode,
-        "prefill": trial.prefill,
-        "ubatch_size": trial.ubatch_size,
-    }
-
-
-def _read(path: Path) -> Trial | None:
-    try:
-        with path.open("rb") as file:
-            return _parsed(file.read(_MAX_NBYTES))
-    except OSError:
-        return None
-
-
-def _parsed(data: bytes) -> Trial | None:
-    """A trial of what a process or a file says; None where that is none."""
-    try:
-        found: Any = json.loads(data)
-        divergence = math.inf if found["divergence"] is None else float(found["divergence"])
-        size = None if found["ubatch_size"] is None else int(found["ubatch_size"])
-        trial = Trial(divergence, float(found["decode"]), float(found["prefill"]), size)
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    numbers = trial.divergence, trial.decode, trial.prefill, trial.ubatch_size or 1
-    return trial if all(number >= 0 for number in numbers) else None
-
-
-def _run_trial(path: Path) -> Trial | None:
-    """Both libraries in a process of their own. One that dies cannot run the model; None where nothing came out."""
-    import subprocess  # here, because every start imports this module
-
-    package_root = str(Path(__file__).resolve().parents[2])
-    paths = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-P", "-m", "edgeinfer.api.kernel_trial", str(path.absolute())]
-    try:
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": paths},
-        ) as process:
-            try:
-                said = _said(process, path.name)
-            except BaseException:
-                process.kill()
-                raise
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if process.returncode in _STOPPED:
-        return None
-    return (_parsed(said) if process.returncode == 0 else None) or Trial(math.inf)
-
-
-def _said(process: subprocess.Popen[bytes], name: str) -> bytes:
-    """What it writes; a person is told what goes on if it takes long. Raises subprocess.TimeoutExpired."""
-    import logging
-    import subprocess
-
-    try:
-        return process.communicate(timeout=_SILENT_S)[0]
-    except subprocess.TimeoutExpired:
-        logging.getLogger(__name__).warning("note: trying once which kernels run %s faster (--kernels)", name)
-        return process.communicate(timeout=_TRIAL_LIMIT_S)[0]

@@ -140,12 +140,13 @@ def examine(model: str | None = None) -> Report:
 
 
 def _fork() -> Fork:
+    remedy = "pip install 'edgeinfer[fast]'"
     if not fork_is_installed():
-        return Fork(False, "", "not installed: pip install 'edgeinfer[fast]'")
+        return Fork(False, "", f"not installed: {remedy}")
     from edgeinfer.native import ik
 
-    version = ik.version()
-    return Fork(True, version, "" if version == ik.VERSION else f"version {version}, not {ik.VERSION}")
+    problem = ik.problem()
+    return Fork(True, ik.version(), f"{problem}: {remedy}" if problem else "")
 
 
 def _cpu(found: Machine, threads: int) -> Cpu:

@@ -163,6 +163,7 @@ class Markdown:
     def __init__(self) -> None:
         self._columns: tuple[Column, ...] = ()
         self._has_head = False
+        self._builds: dict[str, None] = {}  # a set that keeps its order
 
     def begin(self, schema: Schema = THROUGHPUT) -> Iterator[str]:
         """Nothing, as what fails at once has no table; a line apart from the table before."""
@@ -177,10 +178,12 @@ class Markdown:
             yield self._line([column.head for column in self._columns])
             yield self._line(["-" * c.width if c.is_text else "-" * (c.width - 1) + ":" for c in self._columns])
         yield self._line([column.cell(row) for column in self._columns])
+        self._builds[row["build_commit"]] = None
 
     def end(self, error: EdgeinferError | None) -> Iterator[str]:
-        """Nothing: the error goes to stderr."""
-        yield from ()
+        """Which library it was, as llama-bench ends; the error goes to stderr."""
+        if self._builds:
+            yield from ("", f"build: {', '.join(self._builds)}")
 
     def _line(self, cells: list[str]) -> str:
         padded = (

@@ -18,6 +18,7 @@ from edgeinfer.bench.report import FIELDS, JSON_ONLY_FIELDS, Row
 from edgeinfer.errors import UsageError
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.native.devices import peak_rss_bytes
+from edgeinfer.native.kernels import LLAMA_CPP
 from edgeinfer.options import RuntimeOptions
 
 _LOAD_MODES = {(True, False): "mmap", (True, True): "mmap+mlock", (False, True): "mlock", (False, False): "none"}
@@ -69,7 +70,7 @@ def _measure(
         samples = Runner(model.backend, bos=bos).run(test, repetitions)
         peak = peak_rss_bytes() or None
         header, threads, load_ms = model.header, model.backend.threads, model.load_ms
-        about = machine_and_model(path, model)
+        about = machine_and_model(path, model) | _settings(model)
     if threads not in bandwidths:
         bandwidths[threads] = roofline.memory_bandwidth_gbps(threads)
     ours: Row = {
@@ -78,9 +79,14 @@ def _measure(
         "load_ms": round(load_ms, 3),
         **_roofline(test, samples, header, bandwidths[threads]),
     }
-    settings = _settings(options) | {"n_threads": threads}
-    shape: Row = {"n_prompt": test.n_prompt, "n_gen": test.n_gen, "n_depth": test.n_depth, "test_time": test_time}
-    found = about | settings | shape | _rates(test, samples) | ours
+    shape: Row = {
+        "n_threads": threads,
+        "n_prompt": test.n_prompt,
+        "n_gen": test.n_gen,
+        "n_depth": test.n_depth,
+        "test_time": test_time,
+    }
+    found = about | shape | _rates(test, samples) | ours
     return {name: found[name] for name in (*FIELDS, *JSON_ONLY_FIELDS)}
 
 
@@ -99,8 +105,10 @@ def machine_and_model(path: str | Path, model: Model) -> Row:
     }
 
 
-def _settings(options: RuntimeOptions) -> Row:
-    """What can be set here, and the library's defaults for the rest, as llama-bench writes them."""
+def _settings(model: Model) -> Row:
+    """What it ran with, and the library's defaults for the rest, as llama-bench writes them."""
+    options = model.options
+    is_mapped = options.mmap and model.kernels == LLAMA_CPP.name
     return {
         "n_batch": options.batch_size,
         "n_ubatch": options.ubatch_size,
@@ -118,7 +126,7 @@ def _settings(options: RuntimeOptions) -> Row:
         "devices": "auto",
         "tensor_split": "0.00",
         "tensor_buft_overrides": "none",
-        "load_mode": _LOAD_MODES[options.mmap, options.mlock],
+        "load_mode": _LOAD_MODES[is_mapped, options.mlock],
         "lazy_mode": "auto",
         "embeddings": False,
         "no_op_offload": 0,

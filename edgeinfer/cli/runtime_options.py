@@ -40,7 +40,7 @@ def loading(
         typer.Option(
             "--kernels",
             metavar="|".join(KERNELS),
-            help="Which compiled kernels run the model; ik comes with edgeinfer[fast].",
+            help="Whose kernels run the model: auto takes the faster; ik is ik_llama.cpp, of edgeinfer[fast].",
         ),
     ] = DEFAULTS.kernels,
     flash_attn: Annotated[
@@ -146,6 +146,6 @@ def tell_plan(model: Model, *, verbose: bool) -> None:
     for note in model.plan.notes:
         console.note(f"note: {note}")
     if verbose and model.kernels_note:
-        console.note(f"note: {model.kernels_note}")
+        console.note(f"note: {model.kernels}'s kernels: {model.kernels_note}")
     if verbose and model.plan.gpu_note and not model.plan.gpu_was_asked_for:
         console.note(f"note: {model.plan.gpu_note}")

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from edgeinfer.convert.checkpoint import TensorSpec
 from edgeinfer.errors import UnusableInputError
+from edgeinfer.finite import INFINITY
+from edgeinfer.ggml_types import GGMLType
 
 RAW: dict[str, np.dtype[Any]] = {"F32": np.dtype("<u4"), "F16": np.dtype("<u2"), "BF16": np.dtype("<u2")}
 """The bits of floats as unsigned integers, by their type."""
-# The bits of a positive infinity; without the sign bit, every NaN lies above it and every number below.
-_INFINITY = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}
 _MAGNITUDE = {"F32": np.uint32(0x7FFFFFFF), "F16": np.uint16(0x7FFF), "BF16": np.uint16(0x7FFF)}
 _MAX_FILES = 16
 
@@ -121,7 +121,7 @@ def widen(dtype: str, bits: NDArray[Any], out: NDArray[np.float32]) -> None:
 def check_finite(spec: TensorSpec, dtype: str, bits: NDArray[Any], row0: int) -> None:
     """Raise UnusableInputError for the first row with a NaN or an infinity among floats given as unsigned integers."""
     # The quantizers let many a NaN pass, and every one spoils a whole block.
-    infinity = _INFINITY[dtype]
+    infinity = int(INFINITY[GGMLType[dtype]])
     magnitude = bits & _MAGNITUDE[dtype]
     if int(magnitude.max(initial=0)) < infinity:
         return

@@ -9,14 +9,13 @@ Tried with 0.1.5, whose library goes by an older version of llama.cpp's interfac
 - A pass that was interrupted returns 0, and one that found no room has put its first part into the cache.
 - A failed assertion ends the process without asking anybody, by a signal.
 
-So nothing here is to be called in this process before the model has run in another one: see `api.kernels`.
+So nothing here is to be called in this process before the model has run in another one: see `api.trials`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
-import importlib.util
 import os
 import signal
 import struct
@@ -32,14 +31,14 @@ import numpy as np
 
 from edgeinfer.errors import EdgeinferError, ResourceError, UnusableInputError
 from edgeinfer.native import fatal_signals, library
-from edgeinfer.native.kernels import ContextSettings, Kernels
+from edgeinfer.native.kernels import FORK_PACKAGE, ContextSettings, Kernels, fork_folder
 from edgeinfer.native.model import NativeModel, NativeVocabularyFile
 from edgeinfer.native.state import end_of_columns, end_of_rows
 
 NAME = "ik"
-PACKAGE, VERSION = "ik_llama_cpp", "0.1.5"
-_DISTRIBUTION = "ik-llama-cpp-python"
-REQUIREMENT = f"{_DISTRIBUTION}=={VERSION}"
+VERSION = "0.1.5"
+DISTRIBUTION = "ik-llama-cpp-python"
+REQUIREMENT = f"{DISTRIBUTION}=={VERSION}"
 """What pip installs it by."""
 _MODEL_NBYTES, _CONTEXT_NBYTES, _BATCH_NBYTES = 168, 216, 72
 """Of the structures that are passed by value."""
@@ -50,26 +49,28 @@ _COUNT = struct.Struct("=I")
 _LAYERS = struct.Struct("=II")  # whether V is transposed, layers
 
 
-def installed() -> Path | None:
-    """The directory of the package; None without it. Loads nothing."""
-    spec = importlib.util.find_spec(PACKAGE)
-    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
-
-
 def version() -> str:
     """The package's own version, "" for one that does not tell."""
     try:
-        return metadata.version(_DISTRIBUTION)
+        return metadata.version(DISTRIBUTION) or ""
     except metadata.PackageNotFoundError:
         return ""
 
 
-def library_folders() -> list[Path]:
-    """Where the files of the library lie, the one that is loaded first; empty without the package."""
+def problem() -> str:
+    """Why the package is not used, as far as that can be told without loading it; "" for the version known here."""
+    found = version()
+    return "" if found == VERSION else f"{DISTRIBUTION} is version {found or 'unknown'}, not {VERSION}"
+
+
+def library_folders() -> tuple[Path, ...]:
+    """Where the compiled files are: the library's own first, then those that it needs; none without the package."""
+    folder = fork_folder()
+    if folder is None:
+        return ()
     if chosen := os.environ.get("IK_LLAMA_CPP_LIB_PATH"):  # the package looks there first
-        return [Path(chosen).absolute().parent]
-    folder = installed()
-    return [] if folder is None else [folder / "lib", folder.with_name("ik_llama_cpp_python.libs")]
+        return (Path(chosen).absolute().parent,)
+    return folder / "lib", folder.with_name(f"{FORK_PACKAGE}_python.libs")
 
 
 def identity() -> str:
@@ -87,7 +88,7 @@ class IkModel(NativeModel):
     """Weights in this library; the vocabulary is llama.cpp's, of the same file, read at the same time.
 
     `n_vocab` is how many tokens the file has. Raises what `NativeModel` raises, ResourceError where the library isn't
-    what is known here.
+    what is known here, or memory is short.
     """
 
     def __init__(self, path: Path, architecture: str, n_vocab: int, *, mlock: bool = False) -> None:
@@ -111,6 +112,8 @@ class IkModel(NativeModel):
         self.vocabulary = self._file.vocabulary
         if not self._handle:
             self.close()
+            if "alloc" in reason:
+                raise ResourceError(f"{path}: no memory for copies of the weights: {reason}", "use --kernels llama.cpp")
             raise UnusableInputError(f"{path}: ik_llama.cpp does not load it: {reason}", "use --kernels llama.cpp")
 
     def close(self) -> None:
@@ -178,7 +181,7 @@ def prove_layout(lib: Any) -> None:
         (bool(model.kv_overrides), context.abort_callback_data, bool(context.cb_eval), context.cuda_params),
     )
     if found != _EXPECTED:
-        raise ResourceError(f"the library of {_DISTRIBUTION} is laid out in another way", f"install {REQUIREMENT}")
+        raise ResourceError(f"the library of {DISTRIBUTION} is laid out in another way", f"install {REQUIREMENT}")
 
 
 _EXPECTED = (
@@ -199,23 +202,23 @@ def _library() -> Any:
     try:
         return _declared(_import_bindings())
     except (OSError, AttributeError, ImportError) as error:
-        raise ResourceError(f"{_DISTRIBUTION} is broken: {error}", f"install it again: {REQUIREMENT}") from None
+        raise ResourceError(f"{DISTRIBUTION} is broken: {error}", f"install it again: {REQUIREMENT}") from None
 
 
 def _import_bindings() -> Any:
     """The package's ctypes declarations without its high-level classes, as `library` does for llama.cpp."""
-    folder = installed()
+    folder = fork_folder()
     if folder is None:
-        raise ResourceError(f"{_DISTRIBUTION} is not installed", "pip install 'edgeinfer[fast]'")
-    if PACKAGE in sys.modules:
-        return importlib.import_module(f"{PACKAGE}._ctypes_api")
-    package = ModuleType(PACKAGE)
+        raise ResourceError(f"{DISTRIBUTION} is not installed", "pip install 'edgeinfer[fast]'")
+    if FORK_PACKAGE in sys.modules:
+        return importlib.import_module(f"{FORK_PACKAGE}._ctypes_api")
+    package = ModuleType(FORK_PACKAGE)
     package.__path__ = [str(folder)]
-    sys.modules[PACKAGE] = package
+    sys.modules[FORK_PACKAGE] = package
     try:
-        return importlib.import_module(f"{PACKAGE}._ctypes_api")
+        return importlib.import_module(f"{FORK_PACKAGE}._ctypes_api")
     finally:
-        del sys.modules[PACKAGE]
+        del sys.modules[FORK_PACKAGE]
 
 
 def _declared(bindings: Any) -> Any:

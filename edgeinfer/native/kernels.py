@@ -10,6 +10,7 @@ import ctypes
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from edgeinfer.ggml_types import GGMLType
@@ -95,6 +96,15 @@ def _abort_callback(kind: Any) -> Any:
 LLAMA_CPP = Kernels("llama.cpp", llama, library.build, _open_context, state_check)
 
 
+FORK_PACKAGE = "ik_llama_cpp"
+
+
+def fork_folder() -> Path | None:
+    """The directory of the second library's package; None without it. Loads nothing."""
+    spec = importlib.util.find_spec(FORK_PACKAGE)
+    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+
+
 def fork_is_installed() -> bool:
-    """Whether there is a second library to choose; loads nothing of it."""
-    return importlib.util.find_spec("ik_llama_cpp") is not None
+    """Whether there is a second library to choose."""
+    return fork_folder() is not None

@@ -56,6 +56,8 @@ class Evaluation:
     """What `eval --json` prints."""
 
     model: str
+    kernels: str
+    """The library that ran it."""
     ctx_size: int
     chunks: int
     tokens: int
@@ -110,6 +112,7 @@ def evaluate(
         raise UnusableInputError(f"{model}: gives logits that are not finite", "is the file broken? convert it again")
     return Evaluation(
         model=str(model),
+        kernels=models[0].kernels,
         ctx_size=ctx_size,
         chunks=len(pieces),
         tokens=len(all_losses),

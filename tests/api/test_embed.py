@@ -11,7 +11,8 @@ from golden_embeddings import GOLDEN, SENTENCES
 
 from edgeinfer.api.convert import convert
 from edgeinfer.api.embed import load_encoder
-from edgeinfer.options import ConvertOptions
+from edgeinfer.errors import UsageError
+from edgeinfer.options import ConvertOptions, RuntimeOptions
 
 
 @pytest.mark.parametrize(("file_type", "least_cosine"), [("F16", 0.9999), ("Q8_0", 0.999), ("Q4_K_M", 0.985)])
@@ -26,3 +27,8 @@ def test_embeddings_are_those_of_transformers(
     assert cosines.min() >= least_cosine, cosines
     # The bytes are llama.cpp's; what Q4_K_M loses on these sentences lies between 0.988 and 0.995.
     assert cosines.mean() >= 0.99, cosines
+
+
+def test_the_fork_runs_no_encoders(tiny_gguf: Path) -> None:
+    with pytest.raises(UsageError, match="ik does not run encoders"):
+        load_encoder(tiny_gguf, RuntimeOptions(kernels="ik"))

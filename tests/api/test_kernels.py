@@ -2,19 +2,27 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
+from gguf_parts import take_apart, u32
 from processes import PATIENCE_S
 
 import edgeinfer
+from edgeinfer.api import fork_limits
 from edgeinfer.api import kernels as kernels_module
+from edgeinfer.api import trials as trials_module
 from edgeinfer.api.files import checked_header
-from edgeinfer.api.kernels import Choice, Trial, choose
+from edgeinfer.api.fork_limits import reason_against
+from edgeinfer.api.kernels import Choice, choose
 from edgeinfer.api.memory import plan_run
+from edgeinfer.api.trials import Trial
 from edgeinfer.errors import ResourceError, UnusableInputError, UsageError
+from edgeinfer.ggml_types import GGMLType
+from edgeinfer.gguf_file.header import read_header
 from edgeinfer.native import ik
 from edgeinfer.options import RuntimeOptions
 from edgeinfer.types import Placement
@@ -35,7 +43,8 @@ def trials(monkeypatch, tmp_path):
     monkeypatch.setattr(kernels_module, "fork_is_installed", lambda: True)
     monkeypatch.setattr(ik, "version", lambda: ik.VERSION)
     monkeypatch.setattr(ik, "identity", lambda: "these files")
-    monkeypatch.setattr(kernels_module, "_run_trial", lambda path: said.pop(0))
+    monkeypatch.setattr(trials_module, "_run_trial", lambda path: said.pop(0))
+    monkeypatch.setattr(trials_module, "cores_are_shared", lambda: False)
     return said
 
 
@@ -65,6 +74,31 @@ def test_another_library_or_another_file_begins_anew(header, trials, monkeypatch
     assert not trials
 
 
+def test_a_file_that_was_replaced_begins_anew_whatever_its_time_says(header, trials, tmp_path):
+    """As large, and as old: archives keep times, and what is derived from one model is of one size."""
+    trials += [GOOD, Trial(math.inf)]
+    path = tmp_path / "copy.gguf"
+    path.write_bytes(header.path.read_bytes())
+    status = path.stat()
+    assert chosen(checked_header(path)).name == "ik"
+    path.write_bytes(header.path.read_bytes()[:-4] + bytes(4))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert chosen(checked_header(path)).name == "llama.cpp"
+
+
+def test_a_later_shard_that_was_replaced_begins_anew(header, trials, tmp_path):
+    trials += [GOOD, Trial(math.inf)]
+    parts = take_apart(header.path)
+    shards = [tmp_path / f"model-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for number, (shard, tensors) in enumerate(zip(shards, (parts.tensors[:5], parts.tensors[5:]), strict=True)):
+        numbers = {"split.no": u32(number), "split.count": u32(2), "split.tensors.count": u32(len(parts.tensors))}
+        shard.write_bytes(replace(parts.changed(numbers), tensors=tensors).encoded())
+    first = checked_header(shards[0])
+    assert chosen(first) == chosen(first) == Choice("ik")
+    shards[1].write_bytes(shards[1].read_bytes() + bytes(32))
+    assert chosen(first).name == "llama.cpp"
+
+
 def test_rows_that_the_fork_computes_wrongly_are_never_that_many(header, trials):
     trials.append(Trial(0.003, 1.5, 2.0, ubatch_size=24))
     choice = chosen(header)
@@ -88,6 +122,14 @@ def test_flash_attention_is_for_one_sequence():
     assert choice.applied(RuntimeOptions(flash_attn="off"), 1).flash_attn == "off"
 
 
+def test_where_nothing_can_be_kept_only_who_asks_waits_for_a_trial(header, trials, tmp_path):
+    """Every start would make it anew."""
+    (tmp_path / "home").write_text("no folder")
+    trials.append(GOOD)
+    assert "could not be kept" in chosen(header).note
+    assert chosen(header, kernels="ik") == Choice("ik")
+
+
 def test_a_trial_that_came_to_no_end_says_nothing_for_later(header, trials):
     trials += [None, None, GOOD]
     assert "could not be tried to the end" in chosen(header).note
@@ -99,7 +141,9 @@ def test_a_trial_that_came_to_no_end_says_nothing_for_later(header, trials):
 def test_weights_that_would_not_fit_once_more_stay_with_llama_cpp(header, trials):
     plan = plan_run(header, RuntimeOptions(ctx_size=128))
     short = replace(plan, available_nbytes=plan.needs.total)
-    assert "in the memory that there is" in choose(header, RuntimeOptions(), short).note
+    assert "no memory for ik_llama.cpp" in choose(header, RuntimeOptions(), short).note
+    with pytest.raises(ResourceError, match="no memory for ik_llama"):
+        choose(header, RuntimeOptions(kernels="ik"), short)
 
 
 @pytest.mark.parametrize(
@@ -138,14 +182,38 @@ def test_a_slower_library_is_used_only_where_it_is_asked_for(header, trials):
 )
 def test_what_the_fork_cannot_do_never_gets_as_far_as_a_trial(header, trials, settings, reason):
     choice = chosen(header, **settings)
-    assert choice == Choice(note=f"llama.cpp's kernels: ik_llama.cpp cannot run it {reason}")
+    assert choice == Choice(note=f"ik_llama.cpp cannot run it {reason}")
     with pytest.raises(UsageError, match=reason):
         chosen(header, kernels="ik", **settings)
 
 
 def test_an_architecture_that_was_not_compared_is_not_tried(header, trials, monkeypatch):
-    monkeypatch.setattr(kernels_module, "ARCHITECTURES", frozenset(("other",)))
+    monkeypatch.setattr(fork_limits, "ARCHITECTURES", frozenset(("other",)))
     assert "as a llama model" in chosen(header).note
+
+
+def with_last(parts, **changes):
+    return replace(parts, tensors=(*parts.tensors[:-1], replace(parts.tensors[-1], **changes)))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda parts: parts.changed({"llama.expert_count": u32(8)}), "with experts of this kind"),
+        (lambda parts: parts.changed({"llama.attention.sliding_window": u32(64)}), "with a sliding window"),
+        (lambda parts: parts.changed({"llama.rope.scaling.yarn_beta_fast": u32(32)}), "with bounds of yarn"),
+        (lambda parts: parts.changed({"tokenizer.ggml.tokens": None}), "without a vocabulary"),
+        (lambda parts: with_last(parts, name=b"rope_freqs.weight"), "with factors for its positions"),
+        (lambda parts: with_last(parts, type=GGMLType.MXFP4), "with these types of tensors"),
+    ],
+)
+def test_what_of_a_file_the_fork_cannot_do(tiny_gguf, tmp_path, change, reason):
+    plan = plan_run(checked_header(tiny_gguf), RuntimeOptions())
+    path = tmp_path / "changed.gguf"
+    path.write_bytes(change(take_apart(tiny_gguf)).encoded())
+    found = reason_against(read_header(path), RuntimeOptions(), plan, (), is_shared=False)
+    assert found is not None
+    assert found.startswith(reason)
 
 
 def test_without_the_package_everything_is_as_it_was(header, monkeypatch):
@@ -163,15 +231,12 @@ def test_another_version_is_not_used(header, trials, monkeypatch, version):
         chosen(header, kernels="ik")
 
 
-@pytest.mark.parametrize(
-    "data", ["", "[]", "{}", '{"divergence": "x", "decode": 1, "prefill": 1, "ubatch_size": 1}', "[" * 4000]
-)
-def test_a_broken_memory_is_none(header, trials, data, monkeypatch):
-    trials += [Trial(math.inf), GOOD]
-    assert chosen(header).name == "llama.cpp"
-    (path,) = kernels_module.home().glob("kernels/*.json")
-    path.write_text(data)
-    assert chosen(header).name == "ik"
+def test_a_package_that_tells_nothing_of_itself_has_no_version(tmp_path, monkeypatch):
+    """pip was interrupted."""
+    (tmp_path / f"ik_llama_cpp_python-{ik.VERSION}.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert ik.version() == ""
+    assert ik.problem() == f"ik-llama-cpp-python is version unknown, not {ik.VERSION}"
 
 
 BROKEN = {
@@ -207,16 +272,20 @@ def test_a_broken_package_runs_nothing_and_is_said_once(tiny_gguf, tmp_path, cod
         "print(json.dumps(found))\n"
     )
     root = str(next(iter(edgeinfer.__path__))).rpartition("/")[0]
+    folder = tmp_path / "here"
+    folder.mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tiny_gguf)],
+        ["/bin/sh", "-c", 'ulimit -c "$(ulimit -H -c)"; exec "$0" "$@"', sys.executable, "-c", program, str(tiny_gguf)],
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=True,
         env={"PYTHONPATH": f"{tmp_path / 'site'}:{root}", "EDGEINFER_HOME": str(tmp_path), "PATH": ""},
     )
+    assert not list(folder.iterdir()), "the memory of a process that died"
     automatic, asked_for = json.loads(done.stdout)
-    assert automatic == ["llama.cpp", "llama.cpp's kernels: ik_llama.cpp cannot run it on this machine"]
+    assert automatic == ["llama.cpp", "ik_llama.cpp cannot run it on this machine"]
     assert asked_for[0] == "unusable_input"
     # On a busy machine it takes long enough to be spoken of.
-    assert [line for line in done.stderr.splitlines() if not line.startswith("note: trying once")] == []
+    assert [line for line in done.stderr.splitlines() if not line.startswith("note: trying which")] == []

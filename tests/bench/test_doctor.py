@@ -85,7 +85,8 @@ def test_a_model_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("version", "problem"), [(None, "not installed"), ("0.1.4", "version 0.1.4, not"), (ik.VERSION, "")]
+    ("version", "problem"),
+    [(None, "not installed"), ("0.1.4", "ik-llama-cpp-python is version 0.1.4, not"), (ik.VERSION, "")],
 )
 def test_the_second_library_and_what_would_run_a_model(
     tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, problem: str

@@ -39,7 +39,7 @@ def test_rates_are_medians_with_their_span():
 def test_a_type_that_the_model_cannot_have_is_a_row_without_figures(format_):
     report = FORMATS[format_]()
     row = dict.fromkeys(KV.fields) | {"model_type": "m", "model_size": 1, "model_n_params": 1, "n_threads": 1}
-    row |= {"type_k": "q8_0", "type_v": "q8_0", "n_depth": 0}
+    row |= {"type_k": "q8_0", "type_v": "q8_0", "n_depth": 0, "build_commit": "b"}
     text = "\n".join([*report.begin(KV), *report.row(row), *report.end(None)])
     assert "q8_0" in text
     assert "None" not in text

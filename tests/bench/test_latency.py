@@ -38,7 +38,7 @@ def test_a_prompt_that_was_not_computed_is_seen():
 @pytest.mark.parametrize("format_", FORMATS)
 def test_every_format_shows_a_row_of_a_short_answer_too(format_, heard):
     report = FORMATS[format_]()
-    about = dict.fromkeys(LATENCY.fields, 1) | {"model_type": "m", "workload": "chat"}
+    about = dict.fromkeys(LATENCY.fields, 1) | {"model_type": "m", "workload": "chat", "build_commit": "b"}
     assert len([*report.begin(LATENCY), *report.row(about | figures(heard)), *report.end(None)]) >= 1
 
 

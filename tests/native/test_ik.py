@@ -6,6 +6,8 @@ import dataclasses
 import struct
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,15 +16,18 @@ from random_checkpoint import PLAIN, make_checkpoint, prompt, read_model
 from edgeinfer.api import kernel_trial
 from edgeinfer.api.convert import plan_conversion, run_conversion
 from edgeinfer.api.files import checked_header
-from edgeinfer.api.kernels import ARCHITECTURES, n_vocab
+from edgeinfer.api.fork_limits import ARCHITECTURES, n_vocab
+from edgeinfer.errors import ResourceError
+from edgeinfer.native import library
 from edgeinfer.native.context import NativeBackend
-from edgeinfer.native.ik import IkModel, identity, is_whole, kernels
+from edgeinfer.native.ik import REQUIREMENT, IkModel, identity, is_whole, kernels
 from edgeinfer.native.kernels import fork_is_installed
 from edgeinfer.native.model import NativeModel
 from edgeinfer.options import ConvertOptions, RuntimeOptions
 from edgeinfer.types import KVOp, Refusal, Row
 
 needs_fork = pytest.mark.skipif(not fork_is_installed(), reason="needs edgeinfer[fast]")
+REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = {"glm4moe": "glm4-moe"}
 """Of tests/conformance/models, where they are named otherwise than the architecture."""
 N_PROMPT, N_TOKENS = 64, 80
@@ -161,6 +166,24 @@ def test_one_sequence_lies_in_order_whatever_is_cut_off_and_restored(make, seed)
 
 
 @needs_fork
+def test_want_of_memory_is_no_fault_of_the_file(make, monkeypatch):
+    path = make("qwen2")
+    header = checked_header(path)
+
+    def load(name, params):
+        library._errors.append("llama_model_load: error loading model: Failed to allocate buffer type CPU")
+
+    monkeypatch.setattr(kernels().lib, "llama_model_load_from_file", load)
+    with pytest.raises(ResourceError, match="Failed to allocate"):
+        IkModel(path, header.architecture, n_vocab(header))
+
+
+def test_the_extra_installs_the_version_that_is_known():
+    with (REPOSITORY / "pyproject.toml").open("rb") as file:
+        assert tomllib.load(file)["project"]["optional-dependencies"]["fast"] == [REQUIREMENT]
+
+
+@needs_fork
 def test_it_names_its_files_and_the_machine():
     assert kernels().build().startswith("ik_llama.cpp 0.1.5 [(")
     assert "AVX2 = " in kernels().build()
@@ -190,6 +213,7 @@ def test_a_state_is_whole_or_refused(transposed):
 
 def test_a_library_that_is_chosen_by_the_environment_is_another_one(monkeypatch, tmp_path):
     """The package looks there first: what was measured and computed with its own does not hold for it."""
+    monkeypatch.setattr("edgeinfer.native.ik.fork_folder", lambda: tmp_path / "package")
     of_the_package = identity()
     monkeypatch.setenv("IK_LLAMA_CPP_LIB_PATH", str(tmp_path / "libllama.so"))
     (tmp_path / "libllama.so").write_bytes(b"1")

@@ -133,6 +133,7 @@ def test_the_command_prints_and_fails_by_the_contract(folder: Path) -> None:
     failed = json.loads(bad.stdout)
     assert failed["error"]["code"] == "check_failed"
     assert failed["divergence"] == document["divergence"]
+    assert document["kernels"] in ("llama.cpp", "ik")
     text = _command(folder, *arguments, "--max-kld", "0")
     assert text.returncode == CheckFailedError.exit_code
     assert "KL divergence" in text.stdout
