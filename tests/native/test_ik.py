@@ -31,8 +31,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = {"glm4moe": "glm4-moe"}
 """Of tests/conformance/models, where they are named otherwise than the architecture."""
 N_PROMPT, N_TOKENS = 64, 80
-ROUNDING = 1e-4
-"""Nats. F16 weights; a wrong operation makes 0.1 and more."""
+ROUNDING = 1e-3
+"""Nats. F16 weights make 1e-5, experts 2e-4 with a library for AVX-512; a wrong operation makes 0.1 and more."""
 GIVING_UP = """
 from edgeinfer.cli import console
 from edgeinfer.errors import last_words
