@@ -69,7 +69,7 @@ class NativeBackend:
         stateful = model.is_stateful
         # Ranges are saved by way of one more sequence, which costs no memory where the state is cells of the KV cache.
         has_spare = not stateful and max_sequences < MAX_SEQUENCES
-        settings = ContextSettings(
+        self._settings = settings = ContextSettings(
             self._n_ctx,
             max_sequences + has_spare,
             max_sequences > 1,
@@ -88,6 +88,8 @@ class NativeBackend:
         if not self._memory:
             lib.llama_free(self._handle)
             raise UnusableInputError("the model is an encoder, which writes no text", "use a text generation model")
+        self._may_have_gaps = False
+        """Whether cells may have become free between others."""
         self._n_vocab = model.vocabulary.n_tokens
         self._batch = _Batch(lib.llama_batch, int(lib.llama_n_batch(self._handle)), max_sequences)
         self._logits = np.empty((0, self._n_vocab), np.float32)
@@ -145,10 +147,14 @@ class NativeBackend:
         return self._logits_view(n_outputs)
 
     def _decode(self, rows: Sequence[Row]) -> int:
+        close_gaps = self._kernels.close_gaps
+        if close_gaps is not None and self._may_have_gaps:
+            close_gaps(self._open_handle, self._settings, False)
+            self._may_have_gaps = False
         code = int(self._lib.llama_decode(self._open_handle, self._batch.struct))
-        if code == _NO_ROOM and self._kernels.make_room is not None:
+        if code == _NO_ROOM and close_gaps is not None:
             self._take_back(rows)
-            self._kernels.make_room(self._open_handle)
+            close_gaps(self._open_handle, self._settings, True)
             code = int(self._lib.llama_decode(self._open_handle, self._batch.struct))
             if code == _NO_ROOM:
                 self._take_back(rows)
@@ -157,6 +163,7 @@ class NativeBackend:
 
     def _take_back(self, rows: Sequence[Row]) -> None:
         """Of a batch that is computed in several parts, the first ones have got their cells."""
+        self._may_have_gaps = True
         for row in rows:
             self._lib.llama_memory_seq_rm(self._memory, row.seq_id, row.pos0, -1)
 
@@ -170,6 +177,7 @@ class NativeBackend:
         if not self._is_intact(op):
             return False
         if op.kind == "remove":
+            self._may_have_gaps = True
             return bool(self._lib.llama_memory_seq_rm(memory, op.src, op.p0, op.p1))
         self._batch.check_sequence(op.dst)
         if op.src == op.dst:
@@ -198,6 +206,7 @@ class NativeBackend:
         assert self._handle is not None, "the context is closed"
         if self._ranges is None:
             return int(self._lib.llama_memory_seq_pos_max(self._memory, seq)) + 1
+        self._may_have_gaps = True
         return self._ranges.load(seq, p0, p1, data, p1 if until is None else until)
 
     def abort(self) -> None:

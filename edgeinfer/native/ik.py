@@ -5,6 +5,8 @@ Tried with 0.1.5, whose library goes by an older version of llama.cpp's interfac
 - Flash attention (iqk_fa_templates.h, `compute_helper`) takes it that of some rows the last one sees every cell that
   the others see, and the first cell of the last block that it sees. That holds for one sequence whose cells lie in
   order. With another's among them logits are wrong, or the process ends (`S > 0`): so several have to do without.
+- How far the cells reach that a pass sees, it finds out by looking at every 32nd (every 256th with flash attention):
+  what lies behind one of these that is free, it can overlook (llama.cpp, `llama_kv_cache_cell_max`).
 - From 32 rows on, Q4_1 and Q5_1 multiply wrongly where a row's length is no multiple of 128.
 - A pass that was interrupted returns 0, and one that found no room has put its first part into the cache.
 - A failed assertion ends the process without asking anybody.
@@ -30,7 +32,7 @@ import numpy as np
 
 from edgeinfer.errors import ResourceError, UnusableInputError
 from edgeinfer.native import library
-from edgeinfer.native.kernels import FORK_PACKAGE, ContextSettings, Kernels, fork_folder
+from edgeinfer.native.kernels import FORK_PACKAGE, ContextSettings, Kernels, abort_callback, fork_folder
 from edgeinfer.native.model import NativeModel, NativeVocabularyFile
 from edgeinfer.native.state import end_of_columns, end_of_rows
 
@@ -42,6 +44,8 @@ REQUIREMENT = f"{DISTRIBUTION}=={VERSION}"
 _MODEL_NBYTES, _CONTEXT_NBYTES, _BATCH_NBYTES = 168, 216, 72
 """Of the structures that are passed by value."""
 _INT, _TEXT = 0, 3  # enum llama_model_kv_override_type
+
+_LOOKED_AT = 32  # GGML_KQ_MASK_PAD: llama_kv_cache_get_padding
 
 _CELL = np.dtype([("position", np.int32), ("n_sequences", np.uint32)])
 _COUNT = struct.Struct("=I")
@@ -131,7 +135,7 @@ def kernels() -> Kernels:
     lib.llama_backend_init()
     features = lib.llama_print_system_info().decode("utf-8", "replace")
     return Kernels(
-        NAME, lib, lambda: f"ik_llama.cpp {identity()} {features}", _open_context, lambda context: is_whole, _make_room
+        NAME, lib, lambda: f"ik_llama.cpp {identity()} {features}", _open_context, lambda context: is_whole, _close_gaps
     )
 
 
@@ -144,9 +148,45 @@ def _open_context(model: int, settings: ContextSettings) -> int | None:
     return handle
 
 
-def _make_room(context: int) -> None:
-    _library().llama_kv_cache_defrag(context)
-    _library().llama_kv_cache_update(context)
+class _Cells(ctypes.Structure):
+    """`llama_kv_cache_view`."""
+
+    _NUMBERS = ("n_cells", "n_seq_max", "n_tokens", "n_used", "longest_gap", "longest_gap_at")
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in _NUMBERS),
+        *((name, ctypes.POINTER(ctypes.c_int32)) for name in ("positions", "sequences")),
+    )
+
+
+def _close_gaps(context: int, settings: ContextSettings, is_any_wrong: bool) -> None:
+    lib = _library()
+    # One sequence's cells are to be in order, for flash attention; of several only those that are looked at count.
+    step = 1 if is_any_wrong or not settings.is_shared else _LOOKED_AT
+    lib.llama_memory_seq_cp(context, 0, 0, 0, 0)  # copies nothing, and lets the search for free cells begin at 0
+    if not _has_gaps(context, step):
+        return
+    # It would end halfway, and say nothing of it.
+    lib.llama_set_abort_callback(context, None, None)
+    try:
+        while _has_gaps(context, step):
+            lib.llama_kv_cache_defrag(context)
+            lib.llama_kv_cache_update(context)
+    finally:
+        callback = ctypes.cast(abort_callback(lib.ggml_abort_callback), ctypes.c_void_p)
+        lib.llama_set_abort_callback(context, callback, settings.abort_flag)
+
+
+def _has_gaps(context: int, step: int) -> bool:
+    """Whether a `step`th cell is free that is followed by one that is not."""
+    lib = _library()
+    cells = _Cells(n_seq_max=1)
+    lib.llama_kv_cache_view_update(context, ctypes.byref(cells))
+    try:
+        used = np.ctypeslib.as_array(cells.positions, (cells.n_cells,)) >= 0
+        length = cells.n_cells - int(used[::-1].argmax()) if used.any() else 0
+        return not used[step - 1 : length : step].all()
+    finally:
+        lib.llama_kv_cache_view_free(ctypes.byref(cells))
 
 
 def prove_layout(lib: Any) -> None:
@@ -222,6 +262,9 @@ def _declared(bindings: Any) -> Any:
         ("llama_model_is_hybrid", "", ctypes.c_bool, [pointer]),
         ("llama_n_batch", "", ctypes.c_uint32, [pointer]),
         ("llama_synchronize", "", None, [pointer]),
+        ("llama_set_abort_callback", "", None, [pointer, pointer, pointer]),
+        ("llama_kv_cache_view_update", "", None, [pointer, pointer]),
+        ("llama_kv_cache_view_free", "", None, [pointer]),
         ("llama_kv_cache_defrag", "", None, [pointer]),
         ("llama_kv_cache_update", "", number, [pointer]),
         ("llama_memory_seq_rm", "llama_kv_cache_seq_rm", ctypes.c_bool, [pointer, number, number, number]),

@@ -48,7 +48,7 @@ class ContextSettings:
         params.n_threads = params.n_threads_batch = self.threads
         params.type_k = GGMLType[self.options.type_k.upper()]
         params.type_v = GGMLType[self.options.type_v.upper()]
-        params.abort_callback = _abort_callback(lib.ggml_abort_callback)
+        params.abort_callback = abort_callback(lib.ggml_abort_callback)
         params.abort_callback_data = self.abort_flag
 
 
@@ -65,8 +65,9 @@ class Kernels:
     """A context over a model's handle; None with a reason in the log."""
     state_check: Callable[[int], StateCheck]
     """Of a context: tells whether a saved state is whole, in the layout that the library writes."""
-    make_room: Callable[[int], None] | None = None
-    """Moves a context's cells together, where the tokens of a batch need cells side by side."""
+    close_gaps: Callable[[int, ContextSettings, bool], None] | None = None
+    """Moves a context's cells together: where gaps between them make it compute something else, or if told wherever
+    there are any, because the tokens of a batch need cells side by side."""
 
 
 def _open_context(model: int, settings: ContextSettings) -> int | None:
@@ -83,7 +84,7 @@ def _open_context(model: int, settings: ContextSettings) -> int | None:
     return handle
 
 
-def _abort_callback(kind: Any) -> Any:
+def abort_callback(kind: Any) -> Any:
     """A callback that reads the flag without Python.
 
     The library asks between any two operations of the graph, hundreds of times a token, and a Python function would

@@ -151,9 +151,69 @@ def test_one_sequence_lies_in_order_whatever_is_cut_off_and_restored(make, seed)
                 start = int(random.integers(0, length))
                 kept.append((start, length, backend.save_range(0, start, length)))
             elif what == "restore" and kept:
-                start, until, blob = kept[int(random.integers(len(kept)))]
-                backend.apply(KVOp("remove", 0, 0, start, -1))
-                length = backend.load_range(0, start, until, blob) if start <= length else length
+                start, end, blob = kept[int(random.integers(len(kept)))]
+                if start <= length:  # a part: what the sequence has of it stays, and what it does not want goes
+                    length = min(length, int(random.integers(start, end)))
+                    backend.apply(KVOp("remove", 0, 0, length, -1))
+                    length = backend.load_range(0, start, end, blob, int(random.integers(length + 1, end + 1)))
+
+
+def with_a_gap(model, tokens):
+    """A backend whose second sequence lies behind free cells, 60 to 63, the last of which the library looks at."""
+    backend = NativeBackend(model, RuntimeOptions(ctx_size=256, threads=1), max_sequences=2)
+    backend.forward([Row(0, tokens[:64], 0, 64)])
+    backend.forward([Row(1, tokens[:17], 0, 17)])
+    backend.apply(KVOp("remove", 0, 0, 60, -1))
+    return backend
+
+
+@needs_fork
+def test_cells_behind_free_ones_are_seen(make):
+    found = []
+    for model in both(make("qwen2")):
+        tokens = some_tokens("qwen2")
+        with model, with_a_gap(model, tokens) as backend:
+            found.append([backend.forward([Row(1, tokens[i : i + 1], i, 0)]).copy() for i in range(17, 23)])
+    assert kernel_trial._divergence(*map(np.concatenate, found)) < ROUNDING
+
+
+@needs_fork
+def test_an_interrupt_leaves_no_cell_half_moved(make):
+    found = []
+    for model in both(make("qwen2")):
+        tokens = some_tokens("qwen2")
+        with model, with_a_gap(model, tokens) as backend:
+            backend.abort()
+            assert backend.forward([Row(0, tokens[:9], 60, 9)]) is Refusal.ABORTED
+            backend.clear_abort()
+            backend.apply(KVOp("remove", 0, 0, 60, -1))
+            found.append(backend.forward([Row(1, tokens[17:20], 17, 0)]).copy())
+            backend.abort()
+            assert backend.forward([Row(0, tokens[:9], 60, 9)]) is Refusal.ABORTED
+    assert kernel_trial._divergence(*found) < ROUNDING
+
+
+@needs_fork
+@pytest.mark.parametrize("seed", range(3))
+def test_several_sequences_are_computed_alike_whatever_is_cut_off(make, seed):
+    random, options = np.random.default_rng(seed), RuntimeOptions(ctx_size=1024, threads=1)
+    ours, theirs = both(make("qwen2"))
+    with (
+        ours,
+        theirs,
+        NativeBackend(ours, options, max_sequences=3) as expected,
+        NativeBackend(theirs, options, max_sequences=3) as found,
+    ):
+        lengths = [0, 0, 0]
+        for _ in range(50):
+            seq, cut = int(random.integers(3)), int(random.choice([0, 1, 4, 30, 200], p=[0.5, 0.2, 0.1, 0.1, 0.1]))
+            lengths[seq] = max(lengths[seq] - cut, 0)
+            sizes = random.choice([1, 2, 7, 25], 3, p=[0.6, 0.2, 0.1, 0.1])
+            rows = [Row(i, random.integers(3, 300, n, np.int32), lengths[i], 0) for i, n in enumerate(sizes)]
+            for backend in (expected, found):
+                backend.apply(KVOp("remove", seq, seq, lengths[seq], -1))
+            assert kernel_trial._divergence(expected.forward(rows), found.forward(rows)) < ROUNDING
+            lengths = [length + int(n) for length, n in zip(lengths, sizes, strict=True)]
 
 
 @needs_fork
