@@ -46,8 +46,9 @@ def load(
     few times what it takes without prompts). With `remember_shared_only` the prefix cache keeps of the prompts what two
     of them begin with, and nothing else. Where the options leave it open, context (`default_ctx_size` at most), KV type
     and offload are fitted to the machine: `Model.plan` tells how. Without `must_fit`, weights that memory does not hold
-    are read from the disk again and again. Raises NotFoundError, UnusableInputError for a file that is damaged or not
-    a language model, ResourceError when memory does not suffice.
+    are read from the disk again and again. With edgeinfer[fast] a model runs on both libraries the first time, which
+    takes some seconds more. Raises NotFoundError, UnusableInputError for a file that is damaged or not a language
+    model, ResourceError when memory does not suffice.
     """
     started_s = time.perf_counter()
     library.set_verbose(verbose)
