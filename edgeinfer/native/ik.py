@@ -20,6 +20,7 @@ import importlib.util
 import os
 import struct
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import metadata
@@ -38,6 +39,8 @@ from edgeinfer.native.state import end_of_columns, end_of_rows
 NAME = "ik"
 PACKAGE, VERSION = "ik_llama_cpp", "0.1.5"
 _DISTRIBUTION = "ik-llama-cpp-python"
+_LIBRARY_VARIABLE = "IK_LLAMA_CPP_LIB_PATH"
+"""Names another file than the package's own, if it is set."""
 REQUIREMENT = f"{_DISTRIBUTION}=={VERSION}"
 """What pip installs it by."""
 _MODEL_NBYTES, _CONTEXT_NBYTES, _BATCH_NBYTES = 168, 216, 72
@@ -58,8 +61,9 @@ def installed() -> Path | None:
 def version() -> str:
     """The package's own version, "" for one that does not tell."""
     try:
-        return metadata.version(_DISTRIBUTION)
-    except metadata.PackageNotFoundError:
+        # Of metadata that is damaged it is None, against its declaration.
+        return metadata.version(_DISTRIBUTION) or ""
+    except (metadata.PackageNotFoundError, UnicodeDecodeError):
         return ""
 
 
@@ -68,8 +72,13 @@ def identity() -> str:
     folder = installed()
     if folder is None:
         return ""
-    folders = (folder / "lib", folder.with_name("ik_llama_cpp_python.libs"))
-    found = [(file.name, file.stat()) for place in folders for file in sorted(place.glob("*")) if file.is_file()]
+    folders = (folder, folder / "lib", folder.with_name("ik_llama_cpp_python.libs"))
+    files = [file for place in folders for file in sorted(place.glob("*"))]
+    files += [Path(os.environ[_LIBRARY_VARIABLE])] if os.environ.get(_LIBRARY_VARIABLE) else []
+    try:
+        found = [(file.name, file.stat()) for file in files if file.is_file()]
+    except OSError:  # replaced at this moment
+        return ""
     return f"{version()} {[(name, status.st_size, status.st_mtime_ns) for name, status in found]}"
 
 
@@ -188,18 +197,22 @@ def _library() -> Any:
 
 def _import_bindings() -> Any:
     """The package's ctypes declarations without its high-level classes, as `library` does for llama.cpp."""
-    folder = installed()
-    if folder is None:
-        raise ResourceError(f"{_DISTRIBUTION} is not installed", "pip install 'edgeinfer[fast]'")
-    if PACKAGE in sys.modules:
-        return importlib.import_module(f"{PACKAGE}._ctypes_api")
-    package = ModuleType(PACKAGE)
-    package.__path__ = [str(folder)]
-    sys.modules[PACKAGE] = package
-    try:
-        return importlib.import_module(f"{PACKAGE}._ctypes_api")
-    finally:
-        del sys.modules[PACKAGE]
+    with _importing:
+        if installed() is None:
+            raise ResourceError(f"{_DISTRIBUTION} is not installed", "pip install 'edgeinfer[fast]'")
+        if PACKAGE in sys.modules:
+            return importlib.import_module(f"{PACKAGE}._ctypes_api")
+        package = ModuleType(PACKAGE)
+        package.__path__ = [str(installed())]
+        package.__spec__ = importlib.util.find_spec(PACKAGE)  # who looks meanwhile whether it is installed asks for it
+        sys.modules[PACKAGE] = package
+        try:
+            return importlib.import_module(f"{PACKAGE}._ctypes_api")
+        finally:
+            del sys.modules[PACKAGE]
+
+
+_importing = threading.Lock()
 
 
 def _declared(bindings: Any) -> Any:

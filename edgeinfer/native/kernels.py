@@ -97,4 +97,5 @@ LLAMA_CPP = Kernels("llama.cpp", llama, library.build, _open_context, state_chec
 
 def fork_is_installed() -> bool:
     """Whether there is a second library to choose; loads nothing of it."""
-    return importlib.util.find_spec("ik_llama_cpp") is not None
+    spec = importlib.util.find_spec("ik_llama_cpp")
+    return spec is not None and bool(spec.submodule_search_locations)  # a module of the user's can have this name
