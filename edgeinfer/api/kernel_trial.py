@@ -1,13 +1,17 @@
 """The program that `api.kernels` runs a model with, on both libraries in turn: `python -m edgeinfer.api.kernel_trial`.
 
-It writes one JSON document: how far the answers are from each other, and how fast they came.
+It writes one JSON document: how far the answers are from each other, and how fast they came. It ends when its standard
+input does: a trial that nobody waits for would take the processor from the next one.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -15,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer.api.files import checked_header
-from edgeinfer.api.kernels import MAX_DIVERGENCE, Trial, n_vocab
+from edgeinfer.api.kernels import MAX_DIVERGENCE, SAYS_NOTHING, Trial, n_vocab
 from edgeinfer.errors import EdgeinferError, UnusableInputError
 from edgeinfer.native.context import NativeBackend
 from edgeinfer.native.ik import IkModel
@@ -47,12 +51,15 @@ Les enfants jouent dans le jardin, et le chat dort sur le mur. Das Wetter bleibt
 """
 
 
-def main(path: Path) -> Trial:
-    """Run the model at `path` on both; raises what loading it raises."""
-    header = checked_header(path)
-    with NativeModel(path) as model, _context(model) as backend:
-        tokens = _tokens(model.vocabulary, n_vocab(header))
-        expected, reference_s = _logits(backend, tokens), _times(backend, tokens)
+def main(path: Path) -> Trial | None:
+    """Run the model at `path` on both; None where llama.cpp cannot. Raises what loading it with the fork raises."""
+    try:
+        header = checked_header(path)
+        with NativeModel(path) as model, _context(model) as backend:
+            tokens = _tokens(model.vocabulary, n_vocab(header))
+            expected, reference_s = _logits(backend, tokens), _times(backend, tokens)
+    except (EdgeinferError, MemoryError):
+        return None
     with IkModel(path, header.architecture, n_vocab(header)) as model:
         for ubatch_size in (None, _SMALL_UBATCH):
             # Several sequences are computed in another way (see `native.ik`).
@@ -119,5 +126,28 @@ def _divergence(reference: NDArray[np.float32], found: NDArray[np.float32]) -> f
     return max(mean, 0.0) if np.isfinite(mean) else float("inf")
 
 
+def _end_with_stdin() -> None:
+    with suppress(OSError):
+        while os.read(0, 1):
+            pass
+    os._exit(SAYS_NOTHING)
+
+
+def _end() -> None:
+    """Tell what came out, and leave without a wait for the thread, or for memory to be given back."""
+    code = 1
+    try:
+        trial = main(Path(sys.argv[1]))
+        if trial is not None:
+            sys.stdout.write(json.dumps(asdict(trial)))
+            sys.stdout.flush()
+        code = SAYS_NOTHING if trial is None else 0
+    except KeyboardInterrupt:
+        code = SAYS_NOTHING
+    finally:
+        os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asdict(main(Path(sys.argv[1])))))
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    _end()

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import math
+import mmap
 import os
 import platform
 import signal
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgeinfer.api.adapters import LoadedAdapter
 from edgeinfer.atomic_file import replace_file
-from edgeinfer.errors import ResourceError, UnusableInputError, UsageError
+from edgeinfer.errors import NotFoundError, ResourceError, UnusableInputError, UsageError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.gguf_file.shards import read_shards
@@ -57,8 +58,15 @@ MIN_SPEED_UP = 1.05
 AUTO_MAX_SEQUENCES = 1
 """With more the fork has to do without flash attention, and many cells make it half as fast as llama.cpp."""
 _SILENT_S, _TRIAL_LIMIT_S = 1.5, 300
-_STOPPED = tuple(-number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL))
-"""By somebody, or for want of memory: that says nothing of the library."""
+_CRASHES = frozenset(
+    getattr(signal, name, None) for name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
+)
+"""What ends a process by a fault of its own. Any other signal comes from somebody, or for want of memory or time: that
+says nothing of the library."""
+SAYS_NOTHING = 75
+"""What a trial exits with where the fork's turn did not come (EX_TEMPFAIL of sysexits.h)."""
+_BESIDE_NBYTES = 128 << 20
+"""What threads, graphs and imports take beside a model."""
 _MAX_NBYTES = 4096
 _TOKENS = "tokenizer.ggml.tokens"
 
@@ -138,9 +146,26 @@ def choose(
         if is_asked_for:
             raise UsageError(f"ik_llama.cpp cannot run it {reason}", "use --kernels llama.cpp, or auto")
         return Choice(note=f"llama.cpp's kernels: ik_llama.cpp cannot run it {reason}")
+    if not _fits(header, plan, is_shared=max_sequences > 1):
+        problem = "ik_llama.cpp cannot run it in the memory that there is"
+        if is_asked_for:
+            raise ResourceError(f"{header.path}: {problem}", "close something, or use --kernels llama.cpp")
+        return Choice(note=f"llama.cpp's kernels: {problem}")
     if max_sequences > AUTO_MAX_SEQUENCES and not is_asked_for:
         return Choice(note="llama.cpp's kernels: for several requests at a time they are the faster ones as a rule")
-    trial = _remembered(header, ik.identity(), may_try=may_try)
+    identity, file = ik.identity(), _file(header)
+    path = _path(identity, file)
+    trial = _read(path)
+    if trial is None and may_try:
+        if not is_asked_for and (reason := _cannot_keep(path)) is not None:
+            return Choice(note=f"llama.cpp's kernels: what is faster cannot be kept in {path.parent} ({reason})")
+        trial = _run_trial(header.path)
+        if _file(header) != file:
+            raise UnusableInputError(f"{header.path}: it was replaced while it was tried", "run it again")
+        if ik.identity() != identity:  # so was the package
+            trial = None
+        if trial is not None:
+            _keep(trial, path)
     if trial is None and not may_try:
         return Choice(note="the faster one, measured when the model first runs")
     if trial is None or not trial.is_sound:
@@ -185,7 +210,6 @@ def _cannot(
         ("with a KV cache that is not f16", {options.type_k, options.type_v} != {DEFAULT_CACHE_TYPE}),
         ("with these types of tensors", any(tensor.type in _OTHER_TYPES for tensor in tensors)),
         ("without a vocabulary", not n_vocab(header)),
-        ("in the memory that there is", not _fits(header, plan, is_shared=is_shared)),
     ):
         if applies:
             return reason
@@ -204,7 +228,20 @@ def _fits(header: Header, plan: Plan, *, is_shared: bool) -> bool:
     settings = replace(plan.settings, repack=False, mmap=False, flash_attn=plan.settings.flash_attn and not is_shared)
     twice = sum(tensor.nbytes for tensor in footprint.tensors if tensor.name == EMBEDDING_NAME and footprint.is_tied)
     more = footprint.needs(settings).total + twice - footprint.needs(plan.settings).total
-    return plan.needs.total + more <= plan.available_nbytes
+    total = plan.needs.total + more
+    return total <= plan.available_nbytes and _is_granted(total + _BESIDE_NBYTES)
+
+
+def _is_granted(nbytes: int) -> bool:
+    """Whether the system would hand out this much, which limits of a process and of a system can forbid.
+
+    llama.cpp says so where it gets no memory. The fork ends the process.
+    """
+    try:
+        mmap.mmap(-1, nbytes).close()
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def _fault(trial: Trial | None) -> str:
@@ -215,20 +252,36 @@ def _fault(trial: Trial | None) -> str:
     return f"computes something else (divergence {trial.divergence:.3f})"
 
 
-def _remembered(header: Header, identity: str, *, may_try: bool) -> Trial | None:
-    """The trial of a model on this machine: an earlier one, or one that is made now, if that may be."""
-    path = _path(header, identity)
-    if (trial := _read(path)) is None and may_try and (trial := _run_trial(header.path)) is not None:
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, json.dumps(_as_json(trial)).encode())
-    return trial
+def _cannot_keep(path: Path) -> str | None:
+    """Why nothing can be remembered there: then every start would be the first."""
+    import tempfile  # here, because every start imports this module
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent) as file:
+            file.write(bytes(_MAX_NBYTES))
+    except OSError as error:
+        return error.strerror or "cannot be written"
+    return None
 
 
-def _path(header: Header, identity: str) -> Path:
+def _keep(trial: Trial, path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, json.dumps(_as_json(trial)).encode())
+
+
+def _file(header: Header) -> tuple[str, int, int, int]:
+    """Which file it is. Raises NotFoundError."""
+    try:
+        status = header.path.stat()
+    except OSError as error:
+        raise NotFoundError(f"{header.path}: it is gone ({error.strerror})", "check the path") from None
+    return str(header.path.absolute()), status.st_size, status.st_mtime_ns, header.tensor_nbytes
+
+
+def _path(identity: str, file: tuple[str, int, int, int]) -> Path:
     """By all that a trial depends on: both libraries, the file, the machine."""
-    status = header.path.stat()
-    file = (str(header.path.absolute()), status.st_size, status.st_mtime_ns, header.tensor_nbytes)
     about = (identity, library.build(), file, platform.node(), platform.machine(), os.cpu_count())
     return home() / "kernels" / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}.json"
 
@@ -245,10 +298,15 @@ def _as_json(trial: Trial) -> dict[str, float | int | None]:
 
 def _read(path: Path) -> Trial | None:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
             return _parsed(file.read(_MAX_NBYTES))
     except OSError:
         return None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Without a wait for the other end of a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _parsed(data: bytes) -> Trial | None:
@@ -258,7 +316,7 @@ def _parsed(data: bytes) -> Trial | None:
         divergence = math.inf if found["divergence"] is None else float(found["divergence"])
         size = None if found["ubatch_size"] is None else int(found["ubatch_size"])
         trial = Trial(divergence, float(found["decode"]), float(found["prefill"]), size)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return None
     numbers = trial.divergence, trial.decode, trial.prefill, trial.ubatch_size or 1
     return trial if all(number >= 0 for number in numbers) else None
@@ -268,25 +326,33 @@ def _run_trial(path: Path) -> Trial | None:
     """Both libraries in a process of their own. One that dies cannot run the model; None where nothing came out."""
     import subprocess  # here, because every start imports this module
 
+    # So that it finds the packages that this process finds.
     package_root = str(Path(__file__).resolve().parents[2])
-    paths = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
+    paths = os.pathsep.join([*(entry for entry in sys.path if isinstance(entry, str)), package_root])
     command = [sys.executable, "-P", "-m", "edgeinfer.api.kernel_trial", str(path.absolute())]
     try:
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": paths},
-        ) as process:
-            try:
-                said = _said(process, path.name)
-            except BaseException:
-                process.kill()
-                raise
-    except (OSError, subprocess.TimeoutExpired):
+        ended, kept_open = os.pipe()  # which closes with this process, whatever ends it
+        try:
+            with subprocess.Popen(
+                command,
+                stdin=ended,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": paths},
+            ) as process:
+                try:
+                    said = _said(process, path.name)
+                except BaseException:
+                    process.kill()
+                    raise
+        finally:
+            os.close(ended)
+            os.close(kept_open)
+    except subprocess.TimeoutExpired:
+        return Trial(math.inf)  # or every start would wait as long
+    except OSError:
         return None
-    if process.returncode in _STOPPED:
+    if process.returncode == SAYS_NOTHING or (process.returncode < 0 and -process.returncode not in _CRASHES):
         return None
     return (_parsed(said) if process.returncode == 0 else None) or Trial(math.inf)
 
@@ -299,5 +365,6 @@ def _said(process: subprocess.Popen[bytes], name: str) -> bytes:
     try:
         return process.communicate(timeout=_SILENT_S)[0]
     except subprocess.TimeoutExpired:
-        logging.getLogger(__name__).warning("note: trying once which kernels run %s faster (--kernels)", name)
+        shown = "".join(c if c.isprintable() else "?" for c in name)
+        logging.getLogger(__name__).warning("note: trying once which kernels run %s faster (--kernels)", shown)
         return process.communicate(timeout=_TRIAL_LIMIT_S)[0]

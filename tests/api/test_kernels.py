@@ -1,25 +1,32 @@
 """Which library runs a model: what the fork cannot do, what a trial says, a package that is missing or broken."""
 
+import fcntl
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
 from processes import PATIENCE_S
 
 import edgeinfer
+from edgeinfer.api import kernel_trial
 from edgeinfer.api import kernels as kernels_module
 from edgeinfer.api.files import checked_header
 from edgeinfer.api.kernels import Choice, Trial, choose
 from edgeinfer.api.memory import plan_run
-from edgeinfer.errors import ResourceError, UnusableInputError, UsageError
+from edgeinfer.errors import NotFoundError, ResourceError, UnusableInputError, UsageError
 from edgeinfer.native import ik
+from edgeinfer.native.kernels import fork_is_installed
 from edgeinfer.options import RuntimeOptions
 from edgeinfer.types import Placement
 
 GOOD = Trial(0.003, 1.5, 2.0)
+RUN_TRIAL = kernels_module._run_trial  # which a fixture replaces
 
 
 @pytest.fixture
@@ -100,6 +107,51 @@ def test_weights_that_would_not_fit_once_more_stay_with_llama_cpp(header, trials
     plan = plan_run(header, RuntimeOptions(ctx_size=128))
     short = replace(plan, available_nbytes=plan.needs.total)
     assert "in the memory that there is" in choose(header, RuntimeOptions(), short).note
+    with pytest.raises(ResourceError, match="in the memory that there is"):
+        choose(header, RuntimeOptions(kernels="ik"), short)
+
+
+def test_memory_that_the_system_would_not_hand_out_is_none(header, trials, monkeypatch):
+    """Under `ulimit -v` the fork ends the process in the middle of making a context."""
+    assert kernels_module._is_granted(1 << 20)
+    assert not kernels_module._is_granted(1 << 60)
+    monkeypatch.setattr(kernels_module, "_is_granted", lambda nbytes: False)
+    assert "in the memory that there is" in chosen(header).note
+
+
+def test_nothing_is_tried_where_it_could_not_be_remembered(header, trials, monkeypatch, tmp_path):
+    """Every start would be the first."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EDGEINFER_HOME", str(tmp_path / "file"))
+    assert "cannot be kept in" in chosen(header).note
+    trials.append(GOOD)
+    assert chosen(header, kernels="ik").name == "ik"
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda path: path.unlink(), NotFoundError),
+        (lambda path: path.write_bytes(path.read_bytes() + b" "), UnusableInputError),
+    ],
+)
+def test_a_file_that_was_replaced_while_it_was_tried_is_not_loaded(
+    trials, monkeypatch, tmp_path, tiny_gguf, change, error
+):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_gguf.read_bytes())
+    monkeypatch.setattr(kernels_module, "_run_trial", lambda path: change(path) or GOOD)
+    with pytest.raises(error, match=r"model\.gguf: it"):
+        chosen(checked_header(path))
+    assert list(kernels_module.home().glob("kernels/*")) == []
+
+
+def test_a_package_that_was_replaced_while_it_was_tried_was_not_tried(header, trials, monkeypatch):
+    names = ["one", "another", "another", "another"]
+    monkeypatch.setattr(ik, "identity", lambda: names.pop(0))
+    trials += [GOOD, GOOD]
+    assert "could not be tried to the end" in chosen(header).note
+    assert chosen(header).name == "ik"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +216,13 @@ def test_another_version_is_not_used(header, trials, monkeypatch, version):
 
 
 @pytest.mark.parametrize(
-    "data", ["", "[]", "{}", '{"divergence": "x", "decode": 1, "prefill": 1, "ubatch_size": 1}', "[" * 4000]
+    "data",
+    [
+        *("", "[]", "{}", "[" * 4000),
+        '{"divergence": "x", "decode": 1, "prefill": 1, "ubatch_size": 1}',
+        '{"divergence": 0, "decode": 1, "prefill": 1, "ubatch_size": 1e999}',
+        '{"divergence": 0, "decode": 1%s, "prefill": 1, "ubatch_size": 1}' % ("0" * 400),
+    ],
 )
 def test_a_broken_memory_is_none(header, trials, data, monkeypatch):
     trials += [Trial(math.inf), GOOD]
@@ -172,6 +230,131 @@ def test_a_broken_memory_is_none(header, trials, data, monkeypatch):
     (path,) = kernels_module.home().glob("kernels/*.json")
     path.write_text(data)
     assert chosen(header).name == "ik"
+
+
+def test_a_pipe_in_place_of_a_memory_is_not_waited_for(header, trials):
+    trials += [GOOD, GOOD]
+    chosen(header)
+    (path,) = kernels_module.home().glob("kernels/*.json")
+    path.unlink()
+    os.mkfifo(path)
+    assert chosen(header).name == "ik"
+    assert path.is_file()
+
+
+@pytest.mark.parametrize(
+    ("script", "trial"),
+    [
+        *((f"kill -{name} $$", None) for name in ("INT", "TERM", "KILL", "HUP", "QUIT", "XCPU")),
+        (f"exit {kernels_module.SAYS_NOTHING}", None),
+        *((f"kill -{name} $$", Trial(math.inf)) for name in ("ABRT", "SEGV", "BUS", "ILL", "FPE")),
+        *((script, Trial(math.inf)) for script in ("exit 1", "exit 0", "exec sleep 100")),
+    ],
+)
+def test_what_ends_a_trial_from_outside_says_nothing_of_the_library(monkeypatch, tmp_path, script, trial):
+    """One that takes too long does: or every start would take as long."""
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\nulimit -c 0\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    if "sleep" in script:
+        monkeypatch.setattr(kernels_module, "_TRIAL_LIMIT_S", 0.1)
+    assert RUN_TRIAL(tmp_path / "model.gguf") == trial
+
+
+def test_the_name_of_a_model_stays_in_its_line(monkeypatch, tmp_path, caplog):
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec sleep 100\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(kernels_module, "_SILENT_S", 0.1)
+    monkeypatch.setattr(kernels_module, "_TRIAL_LIMIT_S", 0.1)
+    RUN_TRIAL(tmp_path / "a\nb\x1b[31m\udcff.gguf")
+    assert "run a?b?[31m?.gguf faster" in caplog.text
+
+
+def test_a_model_that_llama_cpp_cannot_run_says_nothing_of_the_fork(tmp_path):
+    assert kernel_trial.main(tmp_path / "none.gguf") is None
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A place for packages that comes before all others, with one by the fork's name."""
+    folder = tmp_path / "site"
+    package = folder / "ik_llama_cpp"
+    (package / "lib").mkdir(parents=True)
+    (package / "lib" / "libllama.so").write_text("")
+    (package / "__init__.py").write_text("")
+    about = folder / f"ik_llama_cpp_python-{ik.VERSION}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ik-llama-cpp-python\nVersion: {ik.VERSION}\n")
+    for name in ("ik_llama_cpp", "ik_llama_cpp._ctypes_api"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xfe"])
+def test_metadata_that_is_damaged_tells_no_version(site, data):
+    (site / f"ik_llama_cpp_python-{ik.VERSION}.dist-info" / "METADATA").write_bytes(data)
+    assert ik.version() == ""
+
+
+def test_a_module_by_the_name_of_the_package_is_not_the_package(tmp_path, monkeypatch, header):
+    (tmp_path / "ik_llama_cpp.py").write_text("raise SystemExit")
+    monkeypatch.delitem(sys.modules, "ik_llama_cpp", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not fork_is_installed()
+    assert chosen(header) == Choice()
+
+
+def test_any_file_of_the_package_tells_it_from_another(site, tmp_path, monkeypatch):
+    found = [ik.identity()]
+    (site / "ik_llama_cpp" / "_ctypes_api.py").write_text("")
+    found.append(ik.identity())
+    (site / "ik_llama_cpp" / "lib" / "libllama.so").write_text("x")
+    found.append(ik.identity())
+    (tmp_path / "mine.so").write_text("")
+    monkeypatch.setenv("IK_LLAMA_CPP_LIB_PATH", str(tmp_path / "mine.so"))
+    found.append(ik.identity())
+    assert len(set(found)) == len(found)
+
+
+def test_a_trial_is_of_the_package_that_this_process_would_load(site, tiny_gguf):
+    """Which it finds in `sys.path`; a program can have changed that."""
+    (site / "ik_llama_cpp" / "_ctypes_api.py").write_text(f"open({str(site / 'seen')!r}, 'w')\n")
+    assert RUN_TRIAL(tiny_gguf) == Trial(math.inf)
+    assert (site / "seen").exists()
+
+
+def test_the_package_is_there_while_it_is_imported(site):
+    """To another thread, that loads a model at the same time."""
+    (site / "ik_llama_cpp" / "_ctypes_api.py").write_text(
+        "from edgeinfer.native import ik, kernels\nfound = kernels.fork_is_installed() and ik.installed() is not None\n"
+    )
+    assert ik._import_bindings().found
+
+
+def test_a_trial_ends_with_the_process_that_waits_for_it(site, tiny_gguf):
+    """However that one ends, and whatever the library does."""
+    lock = site / "lock"
+    (site / "ik_llama_cpp" / "_ctypes_api.py").write_text(
+        "import fcntl, time\n"
+        f"file = open({str(lock)!r}, 'w')\n"
+        "fcntl.flock(file, fcntl.LOCK_EX)\n"
+        "file.write('x')\n"
+        "file.flush()\n"
+        "time.sleep(1000)\n"
+    )
+    program = "import pathlib, sys\nfrom edgeinfer.api import kernels\nkernels._run_trial(pathlib.Path(sys.argv[1]))\n"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", program, str(tiny_gguf)], env=environment) as process:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not (lock.exists() and lock.read_text()) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # waits for the other's end
 
 
 BROKEN = {
