@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,6 +29,8 @@ _OTHER_TYPES = frozenset(t for t in GGMLType if t > GGMLType.BF16)
 """Newer ones, that the fork does not know, knows by another number, or was not compared with."""
 _YARN_BOUNDS = ("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow")
 _TOKENS = "tokenizer.ggml.tokens"
+_BESIDE_NBYTES = 128 << 20
+"""What threads, graphs and imports take beside a model."""
 
 
 def reason_against(
@@ -71,4 +74,17 @@ def fits(header: Header, plan: Plan, *, is_shared: bool) -> bool:
     settings = replace(plan.settings, repack=False, mmap=False, flash_attn=plan.settings.flash_attn and not is_shared)
     twice = sum(tensor.nbytes for tensor in footprint.tensors if tensor.name == EMBEDDING_NAME and footprint.is_tied)
     more = footprint.needs(settings).total + twice - footprint.needs(plan.settings).total
-    return plan.needs.total + more <= plan.available_nbytes
+    total = plan.needs.total + more
+    return total <= plan.available_nbytes and _is_granted(total + _BESIDE_NBYTES)
+
+
+def _is_granted(nbytes: int) -> bool:
+    """Whether the system would hand out this much, which limits of a process and of a system can forbid.
+
+    llama.cpp says so where it gets no memory. The fork ends the process.
+    """
+    try:
+        mmap.mmap(-1, nbytes).close()
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True

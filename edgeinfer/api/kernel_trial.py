@@ -1,13 +1,17 @@
 """The program that `api.trials` runs a model with, on both libraries in turn: `python -m edgeinfer.api.kernel_trial`.
 
-It writes one JSON document: how far the answers are from each other, and how fast they came.
+It writes one JSON document: how far the answers are from each other, and how fast they came. It ends when its standard
+input does: a trial that nobody waits for would take the processor from the next one.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -16,7 +20,7 @@ from numpy.typing import NDArray
 
 from edgeinfer.api.files import checked_header
 from edgeinfer.api.fork_limits import n_vocab
-from edgeinfer.api.trials import MAX_DIVERGENCE, UNDECIDED, Trial
+from edgeinfer.api.trials import MAX_DIVERGENCE, SAYS_NOTHING, Trial
 from edgeinfer.errors import EdgeinferError, ResourceError, UnusableInputError
 from edgeinfer.native.context import NativeBackend
 from edgeinfer.native.ik import IkModel, kernels
@@ -48,15 +52,15 @@ Les enfants jouent dans le jardin, et le chat dort sur le mur. Das Wetter bleibt
 """
 
 
-def main(path: Path) -> Trial:
-    """Run the model at `path` on both. Raises what loading it raises; ResourceError says nothing of the fork."""
-    header = checked_header(path)
+def main(path: Path) -> Trial | None:
+    """Run the model at `path` on both; None where llama.cpp cannot. Raises what loading it with the fork raises."""
     try:
+        header = checked_header(path)
         with NativeModel(path, placement=Placement()) as model, _context(model) as backend:
             tokens = _tokens(model.vocabulary, n_vocab(header))
             expected, reference_s = _logits(backend, tokens), _times(backend, tokens)
-    except EdgeinferError as error:  # which says nothing of the fork
-        raise ResourceError(error.message, error.hint) from None
+    except (EdgeinferError, MemoryError):
+        return None
     with IkModel(path, header.architecture, n_vocab(header)) as model:
         for ubatch_size in (None, _SMALL_UBATCH):
             # Several sequences are computed in another way (see `native.ik`).
@@ -132,11 +136,33 @@ def _leave_no_core() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+def _end_with_stdin() -> None:
+    with suppress(OSError):
+        while os.read(0, 1):
+            pass
+    os._exit(SAYS_NOTHING)
+
+
+def _end() -> None:
+    """Tell what came out, and leave without a wait for the thread, or for memory to be given back."""
+    code = 1
+    try:
+        kernels()  # a package that is broken is no want of memory
+        try:
+            trial = main(Path(sys.argv[1]))
+        except (ResourceError, MemoryError):
+            trial = None
+        if trial is not None:
+            sys.stdout.write(json.dumps(asdict(trial)))
+            sys.stdout.flush()
+        code = SAYS_NOTHING if trial is None else 0
+    except KeyboardInterrupt:
+        code = SAYS_NOTHING
+    finally:
+        os._exit(code)
+
+
 if __name__ == "__main__":
     _leave_no_core()
-    kernels()  # a package that is broken is no want of memory
-    try:
-        trial = main(Path(sys.argv[1]))
-    except (ResourceError, MemoryError):
-        sys.exit(UNDECIDED)
-    sys.stdout.write(json.dumps(asdict(trial)))
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    _end()

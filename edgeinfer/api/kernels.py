@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from edgeinfer.api.adapters import LoadedAdapter
 from edgeinfer.api.fork_limits import fits, n_vocab, reason_against
-from edgeinfer.api.trials import Trial, trial_of
+from edgeinfer.api.trials import Trial, trial_of, trials_folder
 from edgeinfer.errors import ResourceError, UnusableInputError, UsageError
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.native.kernels import LLAMA_CPP, fork_is_installed
@@ -80,16 +80,16 @@ def choose(
             raise UsageError(problem, "use --kernels llama.cpp, or auto")
         return Choice(note=problem)
     if not fits(header, plan, is_shared=max_sequences > 1):
-        problem = "no memory for ik_llama.cpp, which copies all weights"
+        problem = "ik_llama.cpp cannot run it in the memory that there is"
         if is_asked_for:
-            raise ResourceError(f"{header.path}: {problem}", "use --kernels llama.cpp, or close other programs")
+            raise ResourceError(f"{header.path}: {problem}", "close other programs, or use --kernels llama.cpp")
         return Choice(note=problem)
     if max_sequences > AUTO_MAX_SEQUENCES and not is_asked_for:
         return Choice(note="for several requests at a time they are the faster ones as a rule")
     try:
-        trial = trial_of(header, ik.identity(), may_try=may_try, must_keep=not is_asked_for)
+        trial = trial_of(header, ik.identity, may_try=may_try, must_keep=not is_asked_for)
     except OSError as error:
-        return Choice(note=f"a trial of ik_llama.cpp's could not be kept ({error.strerror}: {error.filename})")
+        return Choice(note=f"what is faster cannot be kept in {trials_folder()} ({error.strerror})")
     if trial is None and not may_try:
         return Choice(note="or ik, if that is faster: it is measured when the model first runs")
     if trial is None or not trial.is_sound:

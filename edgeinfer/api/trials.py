@@ -13,11 +13,13 @@ import os
 import platform
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from edgeinfer.atomic_file import replace_file
+from edgeinfer.errors import NotFoundError, UnusableInputError
 from edgeinfer.file_lock import lock
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.gguf_file.shards import read_shards
@@ -33,11 +35,12 @@ MAX_DIVERGENCE = 0.05
 times as much."""
 _SILENT_S, _TRIAL_LIMIT_S = 1.5, 300
 _CRASHES = frozenset(
-    -getattr(signal, name) for name in ("SIGABRT", "SIGSEGV", "SIGILL", "SIGFPE", "SIGBUS") if hasattr(signal, name)
+    getattr(signal, name, None) for name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
 )
-"""How a library ends its process. Any other signal comes from somebody, or for want of memory."""
-UNDECIDED = 5
-"""The exit code of a trial that says nothing of the fork: memory was short, or llama.cpp could not run it either."""
+"""What ends a process by a fault of its own. Any other signal comes from somebody, or for want of memory or time."""
+SAYS_NOTHING = 75
+"""What a trial exits with that says nothing of the fork: memory was short, or llama.cpp could not run the model either
+(EX_TEMPFAIL of sysexits.h)."""
 _MAX_NBYTES = 4096
 
 
@@ -65,13 +68,20 @@ class Trial:
         return math.sqrt(self.decode * self.prefill)
 
 
-def trial_of(header: Header, identity: str, *, may_try: bool, must_keep: bool) -> Trial | None:
+def trials_folder() -> Path:
+    """Where trials are kept; it need not exist."""
+    return home() / "kernels"
+
+
+def trial_of(header: Header, identity: Callable[[], str], *, may_try: bool, must_keep: bool) -> Trial | None:
     """The trial of a model on this machine: an earlier one, or one that is made now, if that may be.
 
-    Raises OSError instead of making one that it `must_keep` where nothing can be written, for every start would make
-    it anew.
+    `identity` tells which library the fork is at the moment. Raises OSError instead of making a trial that it
+    `must_keep` where nothing can be written, for every start would make it anew; NotFoundError, UnusableInputError for
+    a model that is gone or replaced.
     """
-    path = _path(header, identity)
+    told = identity()
+    path = _path(header, told)
     if _is_enough(kept := _read(path)) or not may_try:
         return kept
     try:
@@ -79,17 +89,25 @@ def trial_of(header: Header, identity: str, *, may_try: bool, must_keep: bool) -
     except OSError:
         if must_keep and kept is None:
             raise
-        return kept or _run_trial(header.path)
+        return kept or _made(header)
     with turn:
         if _is_enough(kept := _read(path)):
             return kept
         was_disturbed = cores_are_shared()
-        trial = _run_trial(header.path)
-        if trial is None:
+        trial = _made(header)
+        if trial is None or identity() != told:
             return kept
         trial = replace(trial, was_disturbed=was_disturbed)
         with contextlib.suppress(OSError):
             replace_file(path, json.dumps(_as_json(trial)).encode())
+    return trial
+
+
+def _made(header: Header) -> Trial | None:
+    files = _files(header)
+    trial = _run_trial(header.path)
+    if _files(header) != files:
+        raise UnusableInputError(f"{header.path}: it was replaced while it was tried", "run it again")
     return trial
 
 
@@ -99,8 +117,15 @@ def _is_enough(trial: Trial | None) -> bool:
 
 
 def _turn(folder: Path) -> contextlib.closing[BinaryIO]:
-    """One trial at a time: two would take the cores from each other, and measure that. Raises OSError."""
+    """One trial at a time: two would take the cores from each other, and measure that.
+
+    Raises OSError where nothing can be written.
+    """
+    import tempfile  # here, because every start imports this module
+
     folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as room:
+        room.write(bytes(_MAX_NBYTES))
     file = (folder / "lock").open("ab")
     with contextlib.suppress(OSError):  # of a file system without locks
         lock(file.fileno(), _TRIAL_LIMIT_S)
@@ -108,16 +133,24 @@ def _turn(folder: Path) -> contextlib.closing[BinaryIO]:
 
 
 def _path(header: Header, identity: str) -> Path:
-    """By all that a trial depends on: both libraries, the file, the machine."""
-    files = [(str(part.path.absolute()), part.tensor_nbytes, *_times(part.path)) for part in read_shards(header)]
-    about = (identity, library.build(), files, platform.node(), platform.machine(), os.cpu_count())
-    return home() / "kernels" / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}.json"
+    """By all that a trial depends on: both libraries, the model's files, the machine."""
+    about = (identity, library.build(), _files(header), platform.node(), platform.machine(), os.cpu_count())
+    return trials_folder() / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}.json"
 
 
-def _times(path: Path) -> tuple[int, int, int]:
-    """Of a file: its size, and when it was changed, also by what sets the time back, as unpacking an archive does."""
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+def _files(header: Header) -> list[tuple[str, int, int, int, int]]:
+    """Which files a model is, and when they changed, also by what sets the time back, as unpacking an archive does.
+
+    Raises NotFoundError.
+    """
+    try:
+        found = [(part, part.path.stat()) for part in read_shards(header)]
+    except OSError as error:
+        raise NotFoundError(f"{header.path}: it is gone ({error.strerror})", "check the path") from None
+    return [
+        (str(part.path.absolute()), part.tensor_nbytes, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        for part, status in found
+    ]
 
 
 def _as_json(trial: Trial) -> dict[str, float | None]:
@@ -126,10 +159,15 @@ def _as_json(trial: Trial) -> dict[str, float | None]:
 
 def _read(path: Path) -> Trial | None:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
             return _parsed(file.read(_MAX_NBYTES))
     except OSError:
         return None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Without a wait for the other end of a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _parsed(data: bytes) -> Trial | None:
@@ -153,27 +191,33 @@ def _run_trial(path: Path) -> Trial | None:
     """
     import subprocess  # here, because every start imports this module
 
+    # So that it finds the packages that this process finds.
     package_root = str(Path(__file__).resolve().parents[2])
-    paths = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
+    paths = os.pathsep.join([*(entry for entry in sys.path if isinstance(entry, str)), package_root])
     command = [sys.executable, "-P", "-m", "edgeinfer.api.kernel_trial", str(path.absolute())]
     try:
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": paths},
-        ) as process:
-            try:
-                said = _said(process, path.name)
-            except BaseException:
-                process.kill()
-                raise
+        ended, kept_open = os.pipe()  # which closes with this process, whatever ends it
+        try:
+            with subprocess.Popen(
+                command,
+                stdin=ended,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": paths},
+            ) as process:
+                try:
+                    said = _said(process, path.name)
+                except BaseException:
+                    process.kill()
+                    raise
+        finally:
+            os.close(ended)
+            os.close(kept_open)
     except subprocess.TimeoutExpired:
-        return Trial(math.inf)
+        return Trial(math.inf)  # or every start would wait as long
     except OSError:
         return None
-    if process.returncode == UNDECIDED or (process.returncode < 0 and process.returncode not in _CRASHES):
+    if process.returncode == SAYS_NOTHING or (process.returncode < 0 and -process.returncode not in _CRASHES):
         return None
     return (_parsed(said) if process.returncode == 0 else None) or Trial(math.inf)
 
@@ -186,5 +230,6 @@ def _said(process: subprocess.Popen[bytes], name: str) -> bytes:
     try:
         return process.communicate(timeout=_SILENT_S)[0]
     except subprocess.TimeoutExpired:
-        logging.getLogger(__name__).warning("note: trying which kernels run %s faster (--kernels)", name)
+        shown = "".join(c if c.isprintable() else "?" for c in name)
+        logging.getLogger(__name__).warning("note: trying which kernels run %s faster (--kernels)", shown)
         return process.communicate(timeout=_TRIAL_LIMIT_S)[0]

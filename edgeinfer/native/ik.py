@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import importlib.util
 import os
 import signal
 import struct
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import metadata
@@ -40,6 +42,8 @@ from edgeinfer.native.state import end_of_columns, end_of_rows
 NAME = "ik"
 VERSION = "0.1.5"
 DISTRIBUTION = "ik-llama-cpp-python"
+_LIBRARY_VARIABLE = "IK_LLAMA_CPP_LIB_PATH"
+"""Names another file than the package's own, if it is set; what that one needs is taken to lie beside it."""
 REQUIREMENT = f"{DISTRIBUTION}=={VERSION}"
 """What pip installs it by."""
 _MODEL_NBYTES, _CONTEXT_NBYTES, _BATCH_NBYTES = 168, 216, 72
@@ -56,8 +60,9 @@ _LAYERS = struct.Struct("=II")  # whether V is transposed, layers
 def version() -> str:
     """The package's own version, "" for one that does not tell."""
     try:
+        # Of metadata that is damaged it is None, against its declaration.
         return metadata.version(DISTRIBUTION) or ""
-    except metadata.PackageNotFoundError:
+    except (metadata.PackageNotFoundError, UnicodeDecodeError):
         return ""
 
 
@@ -72,19 +77,21 @@ def library_folders() -> tuple[Path, ...]:
     folder = fork_folder()
     if folder is None:
         return ()
-    if chosen := os.environ.get("IK_LLAMA_CPP_LIB_PATH"):  # the package looks there first
+    if chosen := os.environ.get(_LIBRARY_VARIABLE):
         return (Path(chosen).absolute().parent,)
     return folder / "lib", folder.with_name(f"{FORK_PACKAGE}_python.libs")
 
 
 def identity() -> str:
     """Which files the library is made of, by name, size and time. Loads nothing."""
-    found = [
-        (file.name, file.stat())
-        for folder in library_folders()
-        for file in sorted(folder.glob("*.*"))
-        if any(part in file.name for part in ("llama", "ggml", "gomp")) and file.is_file()
-    ]
+    folder = fork_folder()
+    if folder is None:
+        return ""
+    files = [file for place in (folder, *library_folders()) for file in sorted(place.glob("*"))]
+    try:
+        found = [(file.name, file.stat()) for file in files if file.is_file()]
+    except OSError:  # replaced at this moment
+        return ""
     return f"{version()} {[(name, status.st_size, status.st_mtime_ns) for name, status in found]}"
 
 
@@ -247,18 +254,24 @@ def _library() -> Any:
 
 def _import_bindings() -> Any:
     """The package's ctypes declarations without its high-level classes, as `library` does for llama.cpp."""
-    folder = fork_folder()
-    if folder is None:
-        raise ResourceError(f"{DISTRIBUTION} is not installed", "pip install 'edgeinfer[fast]'")
-    if FORK_PACKAGE in sys.modules:
-        return importlib.import_module(f"{FORK_PACKAGE}._ctypes_api")
-    package = ModuleType(FORK_PACKAGE)
-    package.__path__ = [str(folder)]
-    sys.modules[FORK_PACKAGE] = package
-    try:
-        return importlib.import_module(f"{FORK_PACKAGE}._ctypes_api")
-    finally:
-        del sys.modules[FORK_PACKAGE]
+    with _importing:
+        folder = fork_folder()
+        if folder is None:
+            raise ResourceError(f"{DISTRIBUTION} is not installed", "pip install 'edgeinfer[fast]'")
+        if FORK_PACKAGE in sys.modules:
+            return importlib.import_module(f"{FORK_PACKAGE}._ctypes_api")
+        package = ModuleType(FORK_PACKAGE)
+        package.__path__ = [str(folder)]
+        # Who looks meanwhile whether it is installed asks for it.
+        package.__spec__ = importlib.util.find_spec(FORK_PACKAGE)
+        sys.modules[FORK_PACKAGE] = package
+        try:
+            return importlib.import_module(f"{FORK_PACKAGE}._ctypes_api")
+        finally:
+            del sys.modules[FORK_PACKAGE]
+
+
+_importing = threading.Lock()
 
 
 def _declared(bindings: Any) -> Any:

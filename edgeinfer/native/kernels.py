@@ -101,7 +101,10 @@ FORK_PACKAGE = "ik_llama_cpp"
 
 
 def fork_folder() -> Path | None:
-    """The directory of the second library's package; None without it. Loads nothing."""
+    """The directory of the second library's package; None without it. Loads nothing.
+
+    A module of the user's can have its name, and is none.
+    """
     spec = importlib.util.find_spec(FORK_PACKAGE)
     return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
 

@@ -1,10 +1,13 @@
 """Which library runs a model: what the fork cannot do, what a trial says, a package that is missing or broken."""
 
+import fcntl
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -19,11 +22,12 @@ from edgeinfer.api.files import checked_header
 from edgeinfer.api.fork_limits import reason_against
 from edgeinfer.api.kernels import Choice, choose
 from edgeinfer.api.memory import plan_run
-from edgeinfer.api.trials import Trial
-from edgeinfer.errors import ResourceError, UnusableInputError, UsageError
+from edgeinfer.api.trials import Trial, _run_trial  # as it is before conftest.py replaces it
+from edgeinfer.errors import NotFoundError, ResourceError, UnusableInputError, UsageError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.gguf_file.header import read_header
 from edgeinfer.native import ik
+from edgeinfer.native.kernels import fork_is_installed
 from edgeinfer.options import RuntimeOptions
 from edgeinfer.types import Placement
 
@@ -122,14 +126,6 @@ def test_flash_attention_is_for_one_sequence():
     assert choice.applied(RuntimeOptions(flash_attn="off"), 1).flash_attn == "off"
 
 
-def test_where_nothing_can_be_kept_only_who_asks_waits_for_a_trial(header, trials, tmp_path):
-    """Every start would make it anew."""
-    (tmp_path / "home").write_text("no folder")
-    trials.append(GOOD)
-    assert "could not be kept" in chosen(header).note
-    assert chosen(header, kernels="ik") == Choice("ik")
-
-
 def test_a_trial_that_came_to_no_end_says_nothing_for_later(header, trials):
     trials += [None, None, GOOD]
     assert "could not be tried to the end" in chosen(header).note
@@ -141,8 +137,8 @@ def test_a_trial_that_came_to_no_end_says_nothing_for_later(header, trials):
 def test_weights_that_would_not_fit_once_more_stay_with_llama_cpp(header, trials):
     plan = plan_run(header, RuntimeOptions(ctx_size=128))
     short = replace(plan, available_nbytes=plan.needs.total)
-    assert "no memory for ik_llama.cpp" in choose(header, RuntimeOptions(), short).note
-    with pytest.raises(ResourceError, match="no memory for ik_llama"):
+    assert "in the memory that there is" in choose(header, RuntimeOptions(), short).note
+    with pytest.raises(ResourceError, match="in the memory that there is"):
         choose(header, RuntimeOptions(kernels="ik"), short)
 
 
@@ -231,12 +227,137 @@ def test_another_version_is_not_used(header, trials, monkeypatch, version):
         chosen(header, kernels="ik")
 
 
-def test_a_package_that_tells_nothing_of_itself_has_no_version(tmp_path, monkeypatch):
-    """pip was interrupted."""
-    (tmp_path / f"ik_llama_cpp_python-{ik.VERSION}.dist-info").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
+def test_memory_that_the_system_would_not_hand_out_is_none(header, trials, monkeypatch):
+    """Under `ulimit -v` the fork ends the process in the middle of making a context."""
+    assert fork_limits._is_granted(1 << 20)
+    assert not fork_limits._is_granted(1 << 60)
+    monkeypatch.setattr(fork_limits, "_is_granted", lambda nbytes: False)
+    assert "in the memory that there is" in chosen(header).note
+
+
+def test_nothing_is_tried_where_it_could_not_be_remembered(header, trials, monkeypatch, tmp_path):
+    """Every start would be the first."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EDGEINFER_HOME", str(tmp_path / "file"))
+    assert "cannot be kept in" in chosen(header).note
+    trials.append(GOOD)
+    assert chosen(header, kernels="ik").name == "ik"
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda path: path.unlink(), NotFoundError),
+        (lambda path: path.write_bytes(path.read_bytes() + b" "), UnusableInputError),
+    ],
+)
+def test_a_file_that_was_replaced_while_it_was_tried_is_not_loaded(
+    trials, monkeypatch, tmp_path, tiny_gguf, change, error
+):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_gguf.read_bytes())
+    monkeypatch.setattr(trials_module, "_run_trial", lambda path: change(path) or GOOD)
+    with pytest.raises(error, match=r"model\.gguf: it"):
+        chosen(checked_header(path))
+    assert list(trials_module.home().glob("kernels/*.json")) == []
+
+
+def test_a_package_that_was_replaced_while_it_was_tried_was_not_tried(header, trials, monkeypatch):
+    names = ["one", "another", "another", "another"]
+    monkeypatch.setattr(ik, "identity", lambda: names.pop(0))
+    trials += [GOOD, GOOD]
+    assert "could not be tried to the end" in chosen(header).note
+    assert chosen(header).name == "ik"
+
+
+def test_a_pipe_in_place_of_a_memory_is_not_waited_for(header, trials):
+    trials += [GOOD, GOOD]
+    chosen(header)
+    (path,) = trials_module.home().glob("kernels/*.json")
+    path.unlink()
+    os.mkfifo(path)
+    assert chosen(header).name == "ik"
+    assert path.is_file()
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A place for packages that comes before all others, with one by the fork's name."""
+    folder = tmp_path / "site"
+    package = folder / "ik_llama_cpp"
+    (package / "lib").mkdir(parents=True)
+    (package / "lib" / "libllama.so").write_text("")
+    (package / "__init__.py").write_text("")
+    about = folder / f"ik_llama_cpp_python-{ik.VERSION}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ik-llama-cpp-python\nVersion: {ik.VERSION}\n")
+    for name in ("ik_llama_cpp", "ik_llama_cpp._ctypes_api"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xfe"])
+def test_metadata_that_is_damaged_tells_no_version(site, data):
+    (site / f"ik_llama_cpp_python-{ik.VERSION}.dist-info" / "METADATA").write_bytes(data)
     assert ik.version() == ""
-    assert ik.problem() == f"ik-llama-cpp-python is version unknown, not {ik.VERSION}"
+
+
+def test_a_module_by_the_name_of_the_package_is_not_the_package(tmp_path, monkeypatch, header):
+    (tmp_path / "ik_llama_cpp.py").write_text("raise SystemExit")
+    monkeypatch.delitem(sys.modules, "ik_llama_cpp", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not fork_is_installed()
+    assert chosen(header) == Choice()
+
+
+def test_any_file_of_the_package_tells_it_from_another(site, tmp_path, monkeypatch):
+    found = [ik.identity()]
+    (site / "ik_llama_cpp" / "_ctypes_api.py").write_text("")
+    found.append(ik.identity())
+    (site / "ik_llama_cpp" / "lib" / "libllama.so").write_text("x")
+    found.append(ik.identity())
+    (tmp_path / "mine.so").write_text("")
+    monkeypatch.setenv("IK_LLAMA_CPP_LIB_PATH", str(tmp_path / "mine.so"))
+    found.append(ik.identity())
+    assert len(set(found)) == len(found)
+
+
+def test_the_package_is_there_while_it_is_imported(site):
+    """To another thread, that loads a model at the same time."""
+    (site / "ik_llama_cpp" / "_ctypes_api.py").write_text(
+        "from edgeinfer.native import kernels\nfound = kernels.fork_is_installed()\n"
+    )
+    assert ik._import_bindings().found
+
+
+def test_a_trial_is_of_the_package_that_this_process_would_load(site, tiny_gguf):
+    """Which it finds in `sys.path`; a program can have changed that."""
+    (site / "ik_llama_cpp" / "_ctypes_api.py").write_text(f"open({str(site / 'seen')!r}, 'w')\n")
+    assert _run_trial(tiny_gguf) == Trial(math.inf)
+    assert (site / "seen").exists()
+
+
+def test_a_trial_ends_with_the_process_that_waits_for_it(site, tiny_gguf):
+    """However that one ends, and whatever the library does."""
+    lock = site / "lock"
+    (site / "ik_llama_cpp" / "_ctypes_api.py").write_text(
+        "import fcntl, time\n"
+        f"file = open({str(lock)!r}, 'w')\n"
+        "fcntl.flock(file, fcntl.LOCK_EX)\n"
+        "file.write('x')\n"
+        "file.flush()\n"
+        "time.sleep(1000)\n"
+    )
+    program = "import pathlib, sys\nfrom edgeinfer.api import trials\ntrials._run_trial(pathlib.Path(sys.argv[1]))\n"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", program, str(tiny_gguf)], env=environment) as process:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not (lock.exists() and lock.read_text()) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # waits for the other's end
 
 
 BROKEN = {

@@ -12,8 +12,8 @@ import pytest
 from edgeinfer.api import kernel_trial
 from edgeinfer.api import trials as trials_module
 from edgeinfer.api.files import checked_header
-from edgeinfer.api.trials import UNDECIDED, Trial, _run_trial, trial_of  # as it is before conftest.py replaces it
-from edgeinfer.errors import ResourceError, UnusableInputError
+from edgeinfer.api.trials import SAYS_NOTHING, Trial, _run_trial, trial_of  # as it is before conftest.py replaces it
+from edgeinfer.errors import UnusableInputError
 from edgeinfer.types import Placement
 
 GOOD = Trial(0.003, 1.5, 2.0)
@@ -26,28 +26,22 @@ def remembered(tiny_gguf, monkeypatch, tmp_path):
     monkeypatch.setenv("EDGEINFER_HOME", str(tmp_path))
     monkeypatch.setattr(trials_module, "cores_are_shared", lambda: False)
     header = checked_header(tiny_gguf)
-    return lambda: trial_of(header, "these files", may_try=True, must_keep=True)
+    return lambda: trial_of(header, lambda: "these files", may_try=True, must_keep=True)
 
 
 @pytest.mark.parametrize(
     ("script", "trial"),
     [
-        ("exit 1", CANNOT),
-        ("echo '{}'", CANNOT),
-        ("ulimit -c 0; kill -ABRT $$", CANNOT),
-        ("ulimit -c 0; kill -SEGV $$", CANNOT),
-        ("exec sleep 60", CANNOT),
-        (f"exit {UNDECIDED}", NOTHING),
-        ("kill -HUP $$", NOTHING),  # the terminal has gone
-        ("kill -INT $$", NOTHING),
-        ("kill -TERM $$", NOTHING),
-        ("kill -KILL $$", NOTHING),
+        *((f"kill -{name} $$", NOTHING) for name in ("INT", "TERM", "KILL", "HUP", "QUIT", "XCPU")),
+        (f"exit {SAYS_NOTHING}", NOTHING),
+        *((f"kill -{name} $$", CANNOT) for name in ("ABRT", "SEGV", "BUS", "ILL", "FPE")),
+        *((script, CANNOT) for script in ("exit 1", "exit 0", "echo '{}'", "exec sleep 100")),
         (f"echo '{json.dumps(asdict(GOOD))}'", GOOD),
     ],
 )
 def test_only_what_the_fork_does_counts_against_it(tmp_path, monkeypatch, script, trial):
     program = tmp_path / "python"
-    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.write_text(f"#!/bin/sh\nulimit -c 0\n{script}\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
     if "sleep" in script:
@@ -88,6 +82,17 @@ def test_times_that_other_programs_disturbed_are_taken_again_when_nothing_does(r
     assert remembered() == remembered() == CANNOT
 
 
+def test_the_name_of_a_model_stays_in_its_line(monkeypatch, tmp_path, caplog):
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec sleep 100\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(trials_module, "_SILENT_S", 0.1)
+    monkeypatch.setattr(trials_module, "_TRIAL_LIMIT_S", 0.1)
+    _run_trial(tmp_path / "a\nb\x1b[31m\udcff.gguf")
+    assert "run a?b?[31m?.gguf faster" in caplog.text
+
+
 def test_two_that_start_at_once_make_one_trial(remembered, monkeypatch):
     """They would take the cores from each other."""
     made = []
@@ -115,6 +120,5 @@ def test_what_llama_cpp_cannot_run_either_says_nothing_of_the_fork(tiny_gguf, mo
         raise UnusableInputError("mmap failed: Cannot allocate memory", "")
 
     monkeypatch.setattr(kernel_trial, "NativeModel", model)
-    with pytest.raises(ResourceError, match="Cannot allocate"):
-        kernel_trial.main(tiny_gguf)
+    assert kernel_trial.main(tiny_gguf) is None
     assert asked == [Placement(gpu_layers=0)]
