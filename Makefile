@@ -53,7 +53,7 @@ kernels: models $(FAST)
 # Compared on x86 alone.
 $(FAST): $(INSTALLED)
 	@test "$$(uname -m)" != x86_64 || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
-	  --upgrade --target $@ "$$($(BIN)/python -c 'import edgeinfer.native.ik as ik; print(ik.REQUIREMENT)')"
+	  --upgrade --target $@ "$$($(BIN)/python -c 'from edgeinfer.native.ik_package import REQUIREMENT; print(REQUIREMENT)')"
 	@mkdir -p $@ && touch $@
 
 bench: models

@@ -16,7 +16,7 @@ from toolbox import cache_dir, run
 
 from edgeinfer.cli import console
 from edgeinfer.errors import ResourceError
-from edgeinfer.native import ik
+from edgeinfer.native import ik_package
 
 CMAKE_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -32,20 +32,20 @@ CMAKE_OPTIONS = (
 
 def source() -> Path:
     """The fork's source, out of the package's; fetched unless it is there."""
-    folder = cache_dir("kernels") / ik.VERSION
+    folder = cache_dir("kernels") / ik_package.VERSION
     if not folder.is_dir():
-        download(ik.REQUIREMENT, folder)
+        download(ik_package.REQUIREMENT, folder)
     return folder / "vendor" / "ik_llama.cpp"
 
 
 def build() -> Path:
     """The library, built now unless it is there already."""
-    folder = cache_dir("kernels") / f"{ik.VERSION}-build"
+    folder = cache_dir("kernels") / f"{ik_package.VERSION}-build"
     library = folder / "lib" / "libllama.so"
     if not library.is_file():
         if shutil.which("cmake") is None:
             raise ResourceError("cmake is not installed", "install cmake and a C++ compiler, then try again")
-        console.note(f"compiling ik_llama.cpp {ik.VERSION}: about MINUTES minutes on two cores")
+        console.note(f"compiling ik_llama.cpp {ik_package.VERSION}: about MINUTES minutes on two cores")
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
         place = f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={library.parent}"
         call(["cmake", "-S", str(source()), "-B", str(folder), *generator, *CMAKE_OPTIONS, place])

@@ -29,7 +29,7 @@ from toolbox import cache_dir, run
 from edgeinfer.api.convert import convert
 from edgeinfer.cli import console
 from edgeinfer.errors import ResourceError
-from edgeinfer.native import ik
+from edgeinfer.native import ik_package
 from edgeinfer.options import ConvertOptions
 
 EDGEINFER = (sys.executable, "-m", "edgeinfer")
@@ -143,10 +143,10 @@ def _converted(source: Path, name: str, kind: str) -> Path:
 
 def fork_bench() -> Path:
     """The fork's llama-bench, linked with the library that edgeinfer uses. Built once for each of those."""
-    libraries = ik.library_folders()
+    libraries = ik_package.library_folders()
     if not libraries:
         raise ResourceError("ik_llama.cpp is not installed", "pip install 'edgeinfer[fast]'")
-    folder = cache_dir("kernels") / hashlib.sha256(ik.identity().encode()).hexdigest()[:16]
+    folder = cache_dir("kernels") / hashlib.sha256(ik_package.identity().encode()).hexdigest()[:16]
     program = folder / "llama-bench"
     if program.exists():
         return program

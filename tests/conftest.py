@@ -18,7 +18,7 @@ from processes import do_not_ignore_signals
 
 import edgeinfer
 from edgeinfer.api.trials import Trial
-from edgeinfer.native.kernels import fork_is_installed
+from edgeinfer.native import ik_package
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers share the cores: a thread that waits for another must not keep one busy.
@@ -73,7 +73,7 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scope="session",
     params=[
         "llama.cpp",
-        pytest.param("ik", marks=pytest.mark.skipif(not fork_is_installed(), reason="needs edgeinfer[fast]")),
+        pytest.param("ik", marks=pytest.mark.skipif(not ik_package.is_installed(), reason="needs edgeinfer[fast]")),
     ],
 )
 def kernels(request: pytest.FixtureRequest) -> str:

@@ -15,7 +15,8 @@ from edgeinfer.api.fork_limits import fits, n_vocab, reason_against
 from edgeinfer.api.trials import Trial, trial_of, trials_folder
 from edgeinfer.errors import ResourceError, UnusableInputError, UsageError
 from edgeinfer.gguf_file.header import Header
-from edgeinfer.native.kernels import LLAMA_CPP, fork_is_installed
+from edgeinfer.native import ik_package
+from edgeinfer.native.kernels import LLAMA_CPP
 from edgeinfer.native.model import NativeModel
 from edgeinfer.options import RuntimeOptions
 from edgeinfer.runtime.memory import Plan
@@ -64,13 +65,11 @@ def choose(
     if options.kernels == LLAMA_CPP.name:
         return Choice()
     is_asked_for = options.kernels != "auto"
-    if not fork_is_installed():
+    if not ik_package.is_installed():
         if is_asked_for:
             raise ResourceError("ik_llama.cpp is not installed", "pip install 'edgeinfer[fast]', or drop --kernels")
         return Choice()
-    from edgeinfer.native import ik  # after the cheap question: most have llama.cpp alone
-
-    if problem := ik.problem():
+    if problem := ik_package.problem():
         if is_asked_for:
             raise ResourceError(problem, "pip install 'edgeinfer[fast]'")
         return Choice(note=problem)
@@ -87,7 +86,7 @@ def choose(
     if max_sequences > AUTO_MAX_SEQUENCES and not is_asked_for:
         return Choice(note="for several requests at a time they are the faster ones as a rule")
     try:
-        trial = trial_of(header, ik.identity, may_try=may_try, must_keep=not is_asked_for)
+        trial = trial_of(header, ik_package.identity, may_try=may_try, must_keep=not is_asked_for)
     except OSError as error:
         return Choice(note=f"what is faster cannot be kept in {trials_folder()} ({error.strerror})")
     if trial is None and not may_try:
@@ -99,7 +98,7 @@ def choose(
         return Choice(note=problem)
     if not is_asked_for and trial.speed_up < MIN_SPEED_UP:
         return Choice(note=f"ik_llama.cpp's are {trial.speed_up:.2f} times as fast here")
-    return Choice(ik.NAME, trial.ubatch_size)
+    return Choice(ik_package.NAME, trial.ubatch_size)
 
 
 def open_native(choice: Choice, header: Header, options: RuntimeOptions, plan: Plan) -> NativeModel:

@@ -15,9 +15,8 @@ from edgeinfer.errors import ResourceError
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.gguf_file.shards import read_shards
 from edgeinfer.home import home
-from edgeinfer.native import library
+from edgeinfer.native import ik_package, library
 from edgeinfer.native.devices import default_threads
-from edgeinfer.native.kernels import fork_is_installed
 from edgeinfer.options import RuntimeOptions
 from edgeinfer.runtime.footprint import KV_PADDING_TOKENS, Footprint, repacked_types
 from edgeinfer.runtime.memory import Machine, Plan
@@ -141,12 +140,10 @@ def examine(model: str | None = None) -> Report:
 
 def _fork() -> Fork:
     remedy = "pip install 'edgeinfer[fast]'"
-    if not fork_is_installed():
+    if not ik_package.is_installed():
         return Fork(False, "", f"not installed: {remedy}")
-    from edgeinfer.native import ik
-
-    problem = ik.problem()
-    return Fork(True, ik.version(), f"{problem}: {remedy}" if problem else "")
+    problem = ik_package.problem()
+    return Fork(True, ik_package.version(), f"{problem}: {remedy}" if problem else "")
 
 
 def _cpu(found: Machine, threads: int) -> Cpu:

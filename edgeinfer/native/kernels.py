@@ -7,10 +7,8 @@ There are two: the pinned llama.cpp, here, and its fork ik_llama.cpp (`native.ik
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from edgeinfer.ggml_types import GGMLType
@@ -95,20 +93,3 @@ def abort_callback(kind: Any) -> Any:
 
 
 LLAMA_CPP = Kernels("llama.cpp", llama, library.build, _open_context, state_check)
-
-
-FORK_PACKAGE = "ik_llama_cpp"
-
-
-def fork_folder() -> Path | None:
-    """The directory of the second library's package; None without it. Loads nothing.
-
-    A module of the user's can have its name, and is none.
-    """
-    spec = importlib.util.find_spec(FORK_PACKAGE)
-    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
-
-
-def fork_is_installed() -> bool:
-    """Whether there is a second library to choose."""
-    return fork_folder() is not None

@@ -26,8 +26,7 @@ from edgeinfer.api.trials import Trial, _run_trial  # as it is before conftest.p
 from edgeinfer.errors import NotFoundError, ResourceError, UnusableInputError, UsageError
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.gguf_file.header import read_header
-from edgeinfer.native import ik
-from edgeinfer.native.kernels import fork_is_installed
+from edgeinfer.native import ik_library, ik_package
 from edgeinfer.options import RuntimeOptions
 from edgeinfer.types import Placement
 
@@ -44,9 +43,9 @@ def trials(monkeypatch, tmp_path):
     """The fork as if it were installed; a list of what its trials say, one for each, and an empty memory of them."""
     said = []
     monkeypatch.setenv("EDGEINFER_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(kernels_module, "fork_is_installed", lambda: True)
-    monkeypatch.setattr(ik, "version", lambda: ik.VERSION)
-    monkeypatch.setattr(ik, "identity", lambda: "these files")
+    monkeypatch.setattr(ik_package, "is_installed", lambda: True)
+    monkeypatch.setattr(ik_package, "version", lambda: ik_package.VERSION)
+    monkeypatch.setattr(ik_package, "identity", lambda: "these files")
     monkeypatch.setattr(trials_module, "_run_trial", lambda path: said.pop(0))
     monkeypatch.setattr(trials_module, "cores_are_shared", lambda: False)
     return said
@@ -70,7 +69,7 @@ def test_the_faster_library_runs_a_model_and_the_trial_is_remembered(header, tri
 def test_another_library_or_another_file_begins_anew(header, trials, monkeypatch, tmp_path):
     trials += [GOOD, Trial(math.inf), GOOD]
     assert chosen(header).name == "ik"
-    monkeypatch.setattr(ik, "identity", lambda: "other files")
+    monkeypatch.setattr(ik_package, "identity", lambda: "other files")
     assert chosen(header).name == "llama.cpp"
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(header.path.read_bytes())
@@ -213,7 +212,7 @@ def test_what_of_a_file_the_fork_cannot_do(tiny_gguf, tmp_path, change, reason):
 
 
 def test_without_the_package_everything_is_as_it_was(header, monkeypatch):
-    monkeypatch.setattr(kernels_module, "fork_is_installed", lambda: False)
+    monkeypatch.setattr(ik_package, "is_installed", lambda: False)
     assert chosen(header) == Choice()
     with pytest.raises(ResourceError, match="not installed"):
         chosen(header, kernels="ik")
@@ -221,8 +220,8 @@ def test_without_the_package_everything_is_as_it_was(header, monkeypatch):
 
 @pytest.mark.parametrize("version", ["0.1.4", ""])
 def test_another_version_is_not_used(header, trials, monkeypatch, version):
-    monkeypatch.setattr(ik, "version", lambda: version)
-    assert f"version {version or 'unknown'}, not {ik.VERSION}" in chosen(header).note
+    monkeypatch.setattr(ik_package, "version", lambda: version)
+    assert f"version {version or 'unknown'}, not {ik_package.VERSION}" in chosen(header).note
     with pytest.raises(ResourceError, match="version"):
         chosen(header, kernels="ik")
 
@@ -264,7 +263,7 @@ def test_a_file_that_was_replaced_while_it_was_tried_is_not_loaded(
 
 def test_a_package_that_was_replaced_while_it_was_tried_was_not_tried(header, trials, monkeypatch):
     names = ["one", "another", "another", "another"]
-    monkeypatch.setattr(ik, "identity", lambda: names.pop(0))
+    monkeypatch.setattr(ik_package, "identity", lambda: names.pop(0))
     trials += [GOOD, GOOD]
     assert "could not be tried to the end" in chosen(header).note
     assert chosen(header).name == "ik"
@@ -288,9 +287,11 @@ def site(tmp_path, monkeypatch):
     (package / "lib").mkdir(parents=True)
     (package / "lib" / "libllama.so").write_text("")
     (package / "__init__.py").write_text("")
-    about = folder / f"ik_llama_cpp_python-{ik.VERSION}.dist-info"
+    about = folder / f"ik_llama_cpp_python-{ik_package.VERSION}.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ik-llama-cpp-python\nVersion: {ik.VERSION}\n")
+    (about / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: ik-llama-cpp-python\nVersion: {ik_package.VERSION}\n"
+    )
     for name in ("ik_llama_cpp", "ik_llama_cpp._ctypes_api"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(folder))
@@ -299,36 +300,36 @@ def site(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe"])
 def test_metadata_that_is_damaged_tells_no_version(site, data):
-    (site / f"ik_llama_cpp_python-{ik.VERSION}.dist-info" / "METADATA").write_bytes(data)
-    assert ik.version() == ""
+    (site / f"ik_llama_cpp_python-{ik_package.VERSION}.dist-info" / "METADATA").write_bytes(data)
+    assert ik_package.version() == ""
 
 
 def test_a_module_by_the_name_of_the_package_is_not_the_package(tmp_path, monkeypatch, header):
     (tmp_path / "ik_llama_cpp.py").write_text("raise SystemExit")
     monkeypatch.delitem(sys.modules, "ik_llama_cpp", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert not fork_is_installed()
+    assert not ik_package.is_installed()
     assert chosen(header) == Choice()
 
 
 def test_any_file_of_the_package_tells_it_from_another(site, tmp_path, monkeypatch):
-    found = [ik.identity()]
+    found = [ik_package.identity()]
     (site / "ik_llama_cpp" / "_ctypes_api.py").write_text("")
-    found.append(ik.identity())
+    found.append(ik_package.identity())
     (site / "ik_llama_cpp" / "lib" / "libllama.so").write_text("x")
-    found.append(ik.identity())
+    found.append(ik_package.identity())
     (tmp_path / "mine.so").write_text("")
     monkeypatch.setenv("IK_LLAMA_CPP_LIB_PATH", str(tmp_path / "mine.so"))
-    found.append(ik.identity())
+    found.append(ik_package.identity())
     assert len(set(found)) == len(found)
 
 
 def test_the_package_is_there_while_it_is_imported(site):
     """To another thread, that loads a model at the same time."""
     (site / "ik_llama_cpp" / "_ctypes_api.py").write_text(
-        "from edgeinfer.native import kernels\nfound = kernels.fork_is_installed()\n"
+        "from edgeinfer.native import ik_package\nfound = ik_package.is_installed()\n"
     )
-    assert ik._import_bindings().found
+    assert ik_library._import_bindings().found
 
 
 def test_a_trial_is_of_the_package_that_this_process_would_load(site, tiny_gguf):
@@ -375,9 +376,11 @@ def test_a_broken_package_runs_nothing_and_is_said_once(tiny_gguf, tmp_path, cod
     (package / "__init__.py").write_text("")
     (package / "_ctypes_api.py").write_text(code)
     (package / "libllama.so").write_bytes(b"\x7fELF\2\1\1" + bytes(9))
-    about = tmp_path / "site" / f"ik_llama_cpp_python-{ik.VERSION}.dist-info"
+    about = tmp_path / "site" / f"ik_llama_cpp_python-{ik_package.VERSION}.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ik-llama-cpp-python\nVersion: {ik.VERSION}\n")
+    (about / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: ik-llama-cpp-python\nVersion: {ik_package.VERSION}\n"
+    )
     program = (
         "import json, sys, edgeinfer\n"
         "from edgeinfer.errors import EdgeinferError\n"

@@ -12,12 +12,12 @@ import pytest
 from ggufs import write_gguf
 from processes import PATIENCE_S
 
-from edgeinfer.api import kernels, memory
+from edgeinfer.api import memory
 from edgeinfer.api.models import pull_model
 from edgeinfer.bench import doctor, roofline
 from edgeinfer.errors import NotFoundError
 from edgeinfer.gguf_file.header import read_header
-from edgeinfer.native import gpus, ik, library
+from edgeinfer.native import gpus, ik_package, library
 from edgeinfer.types import Device
 
 
@@ -86,22 +86,21 @@ def test_a_model_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("version", "problem"),
-    [(None, "not installed"), ("0.1.4", "ik-llama-cpp-python is version 0.1.4, not"), (ik.VERSION, "")],
+    [(None, "not installed"), ("0.1.4", "ik-llama-cpp-python is version 0.1.4, not"), (ik_package.VERSION, "")],
 )
 def test_the_second_library_and_what_would_run_a_model(
     tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, problem: str
 ) -> None:
     monkeypatch.setenv("EDGEINFER_HOME", str(tmp_path))
-    for module in (doctor, kernels):
-        monkeypatch.setattr(module, "fork_is_installed", lambda: version is not None)
-    monkeypatch.setattr(ik, "version", lambda: version)
+    monkeypatch.setattr(ik_package, "is_installed", lambda: version is not None)
+    monkeypatch.setattr(ik_package, "version", lambda: version)
     report = doctor.examine(str(tiny_gguf))
     assert report.fork.installed == (version is not None)
     assert report.fork.problem.startswith(problem)
     assert bool(report.fork.problem) == bool(problem)
     assert report.model is not None
     assert report.model.kernels == "llama.cpp"
-    assert ("measured when the model first runs" in report.model.kernels_note) == (version == ik.VERSION)
+    assert ("measured when the model first runs" in report.model.kernels_note) == (version == ik_package.VERSION)
     assert not list(tmp_path.glob("kernels/*")), "doctor makes no trial"
 
 

@@ -18,15 +18,15 @@ from edgeinfer.api.convert import plan_conversion, run_conversion
 from edgeinfer.api.files import checked_header
 from edgeinfer.api.fork_limits import ARCHITECTURES, n_vocab
 from edgeinfer.errors import ResourceError
-from edgeinfer.native import library
+from edgeinfer.native import ik_package, library
 from edgeinfer.native.context import NativeBackend
-from edgeinfer.native.ik import REQUIREMENT, IkModel, identity, is_whole, kernels
-from edgeinfer.native.kernels import fork_is_installed
+from edgeinfer.native.ik import IkModel, is_whole, kernels
+from edgeinfer.native.ik_package import REQUIREMENT, identity
 from edgeinfer.native.model import NativeModel
 from edgeinfer.options import ConvertOptions, RuntimeOptions
 from edgeinfer.types import KVOp, Refusal, Row
 
-needs_fork = pytest.mark.skipif(not fork_is_installed(), reason="needs edgeinfer[fast]")
+needs_fork = pytest.mark.skipif(not ik_package.is_installed(), reason="needs edgeinfer[fast]")
 REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = {"glm4moe": "glm4-moe"}
 """Of tests/conformance/models, where they are named otherwise than the architecture."""
@@ -273,7 +273,7 @@ def test_a_state_is_whole_or_refused(transposed):
 
 def test_a_library_that_is_chosen_by_the_environment_is_another_one(monkeypatch, tmp_path):
     """The package looks there first: what was measured and computed with its own does not hold for it."""
-    monkeypatch.setattr("edgeinfer.native.ik.fork_folder", lambda: tmp_path / "package")
+    monkeypatch.setattr("edgeinfer.native.ik_package.folder", lambda: tmp_path / "package")
     of_the_package = identity()
     monkeypatch.setenv("IK_LLAMA_CPP_LIB_PATH", str(tmp_path / "libllama.so"))
     (tmp_path / "libllama.so").write_bytes(b"1")
