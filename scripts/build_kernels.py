@@ -1,7 +1,8 @@
 """Compiles ik_llama.cpp for this very processor, outside the repository: the package's library knows AVX2 alone.
 
 The source is that of the package, which cannot be built by pip (a file of `common` is not in it). Prints the library's
-path, for $IK_LLAMA_CPP_LIB_PATH, where the package looks first. Needs cmake and a C++ compiler, and MINUTES.
+path, for $IK_LLAMA_CPP_LIB_PATH, where the package looks first. Needs cmake and a C++ compiler, and ten
+minutes on two cores.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ CMAKE_OPTIONS = (
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_SERVER=OFF",
+    "-DCMAKE_C_FLAGS=-w",  # its warnings are a hundred times as long as the rest
+    "-DCMAKE_CXX_FLAGS=-w",
 )
 
 
@@ -45,7 +48,7 @@ def build() -> Path:
     if not library.is_file():
         if shutil.which("cmake") is None:
             raise ResourceError("cmake is not installed", "install cmake and a C++ compiler, then try again")
-        console.note(f"compiling ik_llama.cpp {ik_package.VERSION}: about MINUTES minutes on two cores")
+        console.note(f"compiling ik_llama.cpp {ik_package.VERSION}: about ten minutes on two cores")
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
         place = f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={library.parent}"
         call(["cmake", "-S", str(source()), "-B", str(folder), *generator, *CMAKE_OPTIONS, place])
