@@ -15,7 +15,7 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from edgeinfer.api.adapters import LoadedAdapter
 from edgeinfer.atomic_file import replace_file
 from edgeinfer.errors import NotFoundError, ResourceError, UnusableInputError, UsageError
+from edgeinfer.file_lock import lock
 from edgeinfer.ggml_types import GGMLType
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.gguf_file.shards import read_shards
@@ -69,6 +70,7 @@ _BESIDE_NBYTES = 128 << 20
 """What threads, graphs and imports take beside a model."""
 _MAX_NBYTES = 4096
 _TOKENS = "tokenizer.ggml.tokens"
+_File = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +161,7 @@ def choose(
     if trial is None and may_try:
         if not is_asked_for and (reason := _cannot_keep(path)) is not None:
             return Choice(note=f"llama.cpp's kernels: what is faster cannot be kept in {path.parent} ({reason})")
-        trial = _run_trial(header.path)
-        if _file(header) != file:
-            raise UnusableInputError(f"{header.path}: it was replaced while it was tried", "run it again")
-        if ik.identity() != identity:  # so was the package
-            trial = None
-        if trial is not None:
-            _keep(trial, path)
+        trial = _tried(header, identity, file, path)
     if trial is None and not may_try:
         return Choice(note="the faster one, measured when the model first runs")
     if trial is None or not trial.is_sound:
@@ -252,6 +248,37 @@ def _fault(trial: Trial | None) -> str:
     return f"computes something else (divergence {trial.divergence:.3f})"
 
 
+def _tried(header: Header, identity: str, file: _File, path: Path) -> Trial | None:
+    """A trial that is made now, or was while this process waited for another one's.
+
+    Raises NotFoundError and UnusableInputError where the file is not the one that was looked at any more.
+    """
+    from edgeinfer.native import ik
+
+    with _alone(path.parent):
+        if (trial := _read(path)) is not None:
+            return trial
+        trial = _run_trial(header.path)
+        if _file(header) != file:
+            raise UnusableInputError(f"{header.path}: it was replaced while it was tried", "run it again")
+        if trial is None or ik.identity() != identity:  # so was the package
+            return None
+        _keep(trial, path)
+        return trial
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One trial at a time, where that can be had: two would take the processor from each other, and measure that."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            file = stack.enter_context(open(folder / ".lock", "ab", opener=_open_at_once))
+            if not lock(file.fileno(), _SILENT_S):
+                _tell("waiting for another program, which tries kernels")
+                lock(file.fileno(), _TRIAL_LIMIT_S)
+        yield
+
+
 def _cannot_keep(path: Path) -> str | None:
     """Why nothing can be remembered there: then every start would be the first."""
     import tempfile  # here, because every start imports this module
@@ -271,7 +298,7 @@ def _keep(trial: Trial, path: Path) -> None:
         replace_file(path, json.dumps(_as_json(trial)).encode())
 
 
-def _file(header: Header) -> tuple[str, int, int, int]:
+def _file(header: Header) -> _File:
     """Which file it is. Raises NotFoundError."""
     try:
         status = header.path.stat()
@@ -280,7 +307,7 @@ def _file(header: Header) -> tuple[str, int, int, int]:
     return str(header.path.absolute()), status.st_size, status.st_mtime_ns, header.tensor_nbytes
 
 
-def _path(identity: str, file: tuple[str, int, int, int]) -> Path:
+def _path(identity: str, file: _File) -> Path:
     """By all that a trial depends on: both libraries, the file, the machine."""
     about = (identity, library.build(), file, platform.node(), platform.machine(), os.cpu_count())
     return home() / "kernels" / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}.json"
@@ -359,12 +386,16 @@ def _run_trial(path: Path) -> Trial | None:
 
 def _said(process: subprocess.Popen[bytes], name: str) -> bytes:
     """What it writes; a person is told what goes on if it takes long. Raises subprocess.TimeoutExpired."""
-    import logging
     import subprocess
 
     try:
         return process.communicate(timeout=_SILENT_S)[0]
     except subprocess.TimeoutExpired:
-        shown = "".join(c if c.isprintable() else "?" for c in name)
-        logging.getLogger(__name__).warning("note: trying once which kernels run %s faster (--kernels)", shown)
+        _tell(f"trying once which kernels run {name} faster (--kernels)")
         return process.communicate(timeout=_TRIAL_LIMIT_S)[0]
+
+
+def _tell(what: str) -> None:
+    import logging
+
+    logging.getLogger(__name__).warning("note: %s", "".join(c if c.isprintable() else "?" for c in what))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -143,7 +144,7 @@ def test_a_file_that_was_replaced_while_it_was_tried_is_not_loaded(
     monkeypatch.setattr(kernels_module, "_run_trial", lambda path: change(path) or GOOD)
     with pytest.raises(error, match=r"model\.gguf: it"):
         chosen(checked_header(path))
-    assert list(kernels_module.home().glob("kernels/*")) == []
+    assert list(kernels_module.home().glob("kernels/*.json")) == []
 
 
 def test_a_package_that_was_replaced_while_it_was_tried_was_not_tried(header, trials, monkeypatch):
@@ -230,6 +231,22 @@ def test_a_broken_memory_is_none(header, trials, data, monkeypatch):
     (path,) = kernels_module.home().glob("kernels/*.json")
     path.write_text(data)
     assert chosen(header).name == "ik"
+
+
+def test_one_trial_at_a_time(header, trials, monkeypatch, caplog):
+    """Two would measure each other; who waited takes what the other found."""
+    monkeypatch.setattr(kernels_module, "_SILENT_S", 0)
+    folder = kernels_module.home() / "kernels"
+    folder.mkdir(parents=True)
+    with (folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(chosen, header)
+            while "waiting for another program" not in caplog.text:
+                time.sleep(0.01)
+            kernels_module._keep(GOOD, kernels_module._path(ik.identity(), kernels_module._file(header)))
+            fcntl.flock(file, fcntl.LOCK_UN)
+            assert waiting.result().name == "ik"
 
 
 def test_a_pipe_in_place_of_a_memory_is_not_waited_for(header, trials):
