@@ -229,13 +229,10 @@ def _fits(header: Header, plan: Plan, *, is_shared: bool) -> bool:
 
 
 def _is_granted(nbytes: int) -> bool:
-    """Whether the system would hand out this much, which limits of a process and of a system can forbid.
-
-    llama.cpp says so where it gets no memory. The fork ends the process.
-    """
+    """Whether the system would hand out this much. Without it llama.cpp says so, and the fork ends the process."""
     try:
         mmap.mmap(-1, nbytes).close()
-    except (OSError, ValueError, OverflowError):
+    except (OSError, ValueError, OverflowError):  # a limit of the process, or of the system
         return False
     return True
 
@@ -332,8 +329,7 @@ def _read(path: Path) -> Trial | None:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Without a wait for the other end of a pipe."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # no wait for a pipe's other end
 
 
 def _parsed(data: bytes) -> Trial | None:

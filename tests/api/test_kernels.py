@@ -308,7 +308,9 @@ def site(tmp_path, monkeypatch):
     for name in ("ik_llama_cpp", "ik_llama_cpp._ctypes_api"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(folder))
-    return folder
+    yield folder
+    for name in ("ik_llama_cpp", "ik_llama_cpp._ctypes_api"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe"])
