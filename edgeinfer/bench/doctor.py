@@ -145,7 +145,7 @@ def _fork() -> Fork:
     from edgeinfer.native import ik
 
     version = ik.version()
-    return Fork(True, version, "" if version == ik.VERSION else f"version {version}, not {ik.VERSION}")
+    return Fork(True, version, "" if version == ik.VERSION else f"version {version or 'unknown'}, not {ik.VERSION}")
 
 
 def _cpu(found: Machine, threads: int) -> Cpu:
