@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from edgeinfer.api.adapters import LoadedAdapter
 from edgeinfer.api.fork_limits import fits, n_vocab, reason_against
 from edgeinfer.api.trials import Trial, trial_of, trials_folder
-from edgeinfer.errors import ResourceError, UnusableInputError, UsageError
+from edgeinfer.errors import EdgeinferError, ResourceError, UnusableInputError, UsageError
 from edgeinfer.gguf_file.header import Header
 from edgeinfer.native import ik_package
 from edgeinfer.native.kernels import LLAMA_CPP
@@ -101,13 +101,21 @@ def choose(
     return Choice(ik_package.NAME, trial.ubatch_size)
 
 
-def open_native(choice: Choice, header: Header, options: RuntimeOptions, plan: Plan) -> NativeModel:
-    """The weights in the library that was chosen; raises what `NativeModel` and `IkModel` raise."""
-    if choice.name == LLAMA_CPP.name:
-        return NativeModel(header.path, mmap=options.mmap, mlock=options.mlock, placement=plan.placement)
-    from edgeinfer.native.ik import IkModel
+def open_native(
+    header: Header, options: RuntimeOptions, plan: Plan, adapters: Sequence[LoadedAdapter], *, max_sequences: int
+) -> tuple[NativeModel, Choice]:
+    """The weights, in the library that is to run them; raises what `choose`, `NativeModel` and `IkModel` raise."""
+    choice = choose(header, options, plan, adapters, max_sequences=max_sequences)
+    if choice.name == ik_package.NAME:
+        from edgeinfer.native.ik import IkModel
 
-    return IkModel(header.path, header.architecture, n_vocab(header), mlock=options.mlock)
+        try:
+            return IkModel(header.path, header.architecture, n_vocab(header), mlock=options.mlock), choice
+        except EdgeinferError as error:  # what it could do when it was tried
+            if options.kernels != "auto":
+                raise
+            choice = Choice(note=error.message)
+    return NativeModel(header.path, mmap=options.mmap, mlock=options.mlock, placement=plan.placement), choice
 
 
 def _fault(trial: Trial | None) -> str:

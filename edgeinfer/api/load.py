@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from edgeinfer.api.adapters import open_adapters
 from edgeinfer.api.draft_plan import DraftPlan
 from edgeinfer.api.files import checked_header, resolve
-from edgeinfer.api.kernels import choose, open_native
+from edgeinfer.api.kernels import open_native
 from edgeinfer.api.memory import plan_run
 from edgeinfer.api.vocabulary import begin_vocabulary
 from edgeinfer.errors import UnusableInputError
@@ -74,9 +74,8 @@ def load(
     options = plan.applied(options)
     vocabulary_over = begin_vocabulary(header)
     threading.Thread(target=import_module, args=("edgeinfer.api.model",), daemon=True).start()
-    choice = choose(header, options, plan, adapters, max_sequences=max_sequences)
+    native, choice = open_native(header, options, plan, adapters, max_sequences=max_sequences)
     options = choice.applied(options, max_sequences)
-    native = open_native(choice, header, options, plan)
     from edgeinfer.api.model import open_model
     from edgeinfer.scheduling.policy import Limits
 

@@ -128,7 +128,9 @@ def _turn(folder: Path) -> contextlib.closing[BinaryIO]:
         room.write(bytes(_MAX_NBYTES))
     file = (folder / "lock").open("ab")
     with contextlib.suppress(OSError):  # of a file system without locks
-        lock(file.fileno(), _TRIAL_LIMIT_S)
+        if not lock(file.fileno(), _SILENT_S):
+            _tell("waiting for another program, which tries kernels")
+            lock(file.fileno(), _TRIAL_LIMIT_S)
     return contextlib.closing(file)
 
 
@@ -224,12 +226,17 @@ def _run_trial(path: Path) -> Trial | None:
 
 def _said(process: subprocess.Popen[bytes], name: str) -> bytes:
     """What it writes; a person is told what goes on if it takes long. Raises subprocess.TimeoutExpired."""
-    import logging
     import subprocess
 
     try:
         return process.communicate(timeout=_SILENT_S)[0]
     except subprocess.TimeoutExpired:
         shown = "".join(c if c.isprintable() else "?" for c in name)
-        logging.getLogger(__name__).warning("note: trying which kernels run %s faster (--kernels)", shown)
+        _tell(f"trying which kernels run {shown} faster (--kernels)")
         return process.communicate(timeout=_TRIAL_LIMIT_S)[0]
+
+
+def _tell(what: str) -> None:
+    import logging
+
+    logging.getLogger(__name__).warning("note: %s", what)

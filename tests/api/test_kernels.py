@@ -21,6 +21,7 @@ from edgeinfer.api import trials as trials_module
 from edgeinfer.api.files import checked_header
 from edgeinfer.api.fork_limits import reason_against
 from edgeinfer.api.kernels import Choice, choose
+from edgeinfer.api.load import load
 from edgeinfer.api.memory import plan_run
 from edgeinfer.api.trials import Trial, _run_trial  # as it is before conftest.py replaces it
 from edgeinfer.errors import NotFoundError, ResourceError, UnusableInputError, UsageError
@@ -108,6 +109,20 @@ def test_rows_that_the_fork_computes_wrongly_are_never_that_many(header, trials)
     assert choice.applied(RuntimeOptions()).ubatch_size == 24
     assert choice.applied(RuntimeOptions(ubatch_size=8)).ubatch_size == 8
     assert Choice().applied(RuntimeOptions()) == RuntimeOptions()
+
+
+def test_what_the_fork_does_not_load_after_all_runs_on_llama_cpp(tiny_gguf, trials, monkeypatch):
+    """Memory that was there for the trial is gone, say."""
+    trials.append(GOOD)
+
+    def load_nothing(*arguments, **options):
+        raise ResourceError("no memory for copies of the weights", "")
+
+    monkeypatch.setattr("edgeinfer.native.ik.IkModel", load_nothing)
+    with load(tiny_gguf, RuntimeOptions(ctx_size=128)) as model:
+        assert (model.kernels, model.kernels_note) == ("llama.cpp", "no memory for copies of the weights")
+    with pytest.raises(ResourceError, match="no memory"):
+        load(tiny_gguf, RuntimeOptions(ctx_size=128, kernels="ik"))
 
 
 def test_several_requests_at_a_time_are_for_llama_cpp_unless_one_asks(header, trials, monkeypatch):
@@ -295,7 +310,9 @@ def site(tmp_path, monkeypatch):
     for name in ("ik_llama_cpp", "ik_llama_cpp._ctypes_api"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(folder))
-    return folder
+    yield folder
+    for name in ("ik_llama_cpp", "ik_llama_cpp._ctypes_api"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe"])

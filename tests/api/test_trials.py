@@ -93,8 +93,9 @@ def test_the_name_of_a_model_stays_in_its_line(monkeypatch, tmp_path, caplog):
     assert "run a?b?[31m?.gguf faster" in caplog.text
 
 
-def test_two_that_start_at_once_make_one_trial(remembered, monkeypatch):
+def test_two_that_start_at_once_make_one_trial(remembered, monkeypatch, caplog):
     """They would take the cores from each other."""
+    monkeypatch.setattr(trials_module, "_SILENT_S", 0.1)
     made = []
 
     def run_trial(path):
@@ -109,6 +110,7 @@ def test_two_that_start_at_once_make_one_trial(remembered, monkeypatch):
     for thread in threads:
         thread.join()
     assert len(made) == 1
+    assert "waiting for another program" in caplog.text
 
 
 def test_what_llama_cpp_cannot_run_either_says_nothing_of_the_fork(tiny_gguf, monkeypatch):
