@@ -7,6 +7,7 @@ input does: a trial that nobody waits for would take the processor from the next
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import threading
@@ -116,7 +117,7 @@ def _times(backend: NativeBackend, tokens: Tokens) -> tuple[float, float]:
 def _forward(backend: NativeBackend, row: Row) -> NDArray[np.float32]:
     logits = backend.forward([row])
     if isinstance(logits, Refusal):
-        raise EdgeinferError(f"the backend gave up: {logits.value}")
+        raise EdgeinferError(f"ik_llama.cpp gave up: {logits.value}")
     return logits
 
 
@@ -143,15 +144,25 @@ def _end_with_stdin() -> None:
     os._exit(SAYS_NOTHING)
 
 
+def _trial(path: Path) -> Trial | None:
+    """What `main` says, or what keeps the fork from it; None where that is for want of memory."""
+    try:
+        kernels()
+    except ResourceError as error:  # the package is broken
+        return Trial(math.inf, fault=error.message)
+    try:
+        return main(path)
+    except (ResourceError, MemoryError):
+        return None
+    except EdgeinferError as error:
+        return Trial(math.inf, fault=error.message.removeprefix(f"{path}: "))
+
+
 def _end() -> None:
     """Tell what came out, and leave without a wait for the thread, or for memory to be given back."""
     code = 1
     try:
-        kernels()  # a package that is broken is no want of memory
-        try:
-            trial = main(Path(sys.argv[1]))
-        except (ResourceError, MemoryError):
-            trial = None
+        trial = _trial(Path(sys.argv[1]))
         if trial is not None:
             sys.stdout.write(json.dumps(asdict(trial)))
             sys.stdout.flush()

@@ -92,7 +92,7 @@ def choose(
     if trial is None and not may_try:
         return Choice(note="or ik, if that is faster: it is measured when the model first runs")
     if trial is None or not trial.is_sound:
-        problem = f"ik_llama.cpp {_fault(trial)}"
+        problem = _fault(trial)
         if is_asked_for:
             raise UnusableInputError(f"{header.path}: {problem}", "use --kernels llama.cpp")
         return Choice(note=problem)
@@ -120,7 +120,7 @@ def open_native(
 
 def _fault(trial: Trial | None) -> str:
     if trial is None:
-        return "could not be tried to the end"
+        return "ik_llama.cpp could not be tried to the end"
     if math.isinf(trial.divergence):
-        return "cannot run it on this machine"
-    return f"computes something else (divergence {trial.divergence:.3f})"
+        return trial.fault or "ik_llama.cpp cannot run it on this machine"
+    return f"ik_llama.cpp computes something else (divergence {trial.divergence:.3f})"

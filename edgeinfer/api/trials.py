@@ -56,6 +56,8 @@ class Trial:
     """The most tokens that the fork may compute together, where that matters."""
     was_disturbed: bool = False
     """Whether other programs kept the cores busy, so that the times mean little."""
+    fault: str = ""
+    """Why the fork could not run it, in a line, where that is known."""
 
     @property
     def is_sound(self) -> bool:
@@ -179,7 +181,8 @@ def _parsed(data: bytes) -> Trial | None:
         divergence = math.inf if found["divergence"] is None else float(found["divergence"])
         size = None if found["ubatch_size"] is None else int(found["ubatch_size"])
         was_disturbed = found["was_disturbed"] is True
-        trial = Trial(divergence, float(found["decode"]), float(found["prefill"]), size, was_disturbed)
+        fault = _shown(str(found["fault"]))
+        trial = Trial(divergence, float(found["decode"]), float(found["prefill"]), size, was_disturbed, fault)
     except (ValueError, OverflowError, TypeError, KeyError, RecursionError):
         return None
     numbers = trial.divergence, trial.decode, trial.prefill, trial.ubatch_size or 1
@@ -216,11 +219,16 @@ def _run_trial(path: Path) -> Trial | None:
             os.close(ended)
             os.close(kept_open)
     except subprocess.TimeoutExpired:
-        return Trial(math.inf)  # or every start would wait as long
+        # Remembered, or every start would wait as long.
+        return Trial(math.inf, fault=f"ik_llama.cpp did not run it in {_TRIAL_LIMIT_S} s")
     except OSError:
         return None
     if process.returncode == SAYS_NOTHING or (process.returncode < 0 and -process.returncode not in _CRASHES):
         return None
+    if process.returncode < 0:
+        return Trial(
+            math.inf, fault=f"ik_llama.cpp ended with {signal.Signals(-process.returncode).name} when it was tried"
+        )
     return (_parsed(said) if process.returncode == 0 else None) or Trial(math.inf)
 
 
@@ -231,9 +239,12 @@ def _said(process: subprocess.Popen[bytes], name: str) -> bytes:
     try:
         return process.communicate(timeout=_SILENT_S)[0]
     except subprocess.TimeoutExpired:
-        shown = "".join(c if c.isprintable() else "?" for c in name)
-        _tell(f"trying which kernels run {shown} faster (--kernels)")
+        _tell(f"trying which kernels run {_shown(name)} faster (--kernels)")
         return process.communicate(timeout=_TRIAL_LIMIT_S)[0]
+
+
+def _shown(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _tell(what: str) -> None:
