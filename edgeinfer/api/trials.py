@@ -41,7 +41,7 @@ _CRASHES = frozenset(
 SAYS_NOTHING = 75
 """What a trial exits with that says nothing of the fork: memory was short, or llama.cpp could not run the model either
 (EX_TEMPFAIL of sysexits.h)."""
-_MAX_NBYTES = 4096
+_MAX_NBYTES, _MAX_FAULT = 4096, 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def _parsed(data: bytes) -> Trial | None:
         divergence = math.inf if found["divergence"] is None else float(found["divergence"])
         size = None if found["ubatch_size"] is None else int(found["ubatch_size"])
         was_disturbed = found["was_disturbed"] is True
-        fault = _shown(str(found["fault"]))
+        fault = _shown(str(found["fault"]))[:_MAX_FAULT]
         trial = Trial(divergence, float(found["decode"]), float(found["prefill"]), size, was_disturbed, fault)
     except (ValueError, OverflowError, TypeError, KeyError, RecursionError):
         return None

@@ -72,6 +72,17 @@ def test_a_broken_memory_is_none(remembered, data, monkeypatch, tmp_path):
     assert remembered() == remembered() == GOOD
 
 
+def test_a_fault_that_is_told_at_length_is_remembered(remembered, tmp_path, monkeypatch):
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\necho '{json.dumps(asdict(CANNOT) | {'fault': 'é' * 9000})}'\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(trials_module, "_run_trial", _run_trial)
+    assert remembered().fault == "é" * 500
+    program.unlink()
+    assert remembered().fault == "é" * 500
+
+
 def test_times_that_other_programs_disturbed_are_taken_again_when_nothing_does(remembered, monkeypatch):
     said = [GOOD, NOTHING, CANNOT]
     is_shared = [True]
