@@ -6,14 +6,13 @@ input does: a trial that nobody waits for would take the processor from the next
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from edgeinfer.api.files import checked_header
 from edgeinfer.api.fork_limits import n_vocab
-from edgeinfer.api.trials import MAX_DIVERGENCE, SAYS_NOTHING, Trial
+from edgeinfer.api.trials import MAX_DIVERGENCE, SAYS_NOTHING, Trial, as_json
 from edgeinfer.errors import EdgeinferError, ResourceError, UnusableInputError
 from edgeinfer.native.context import NativeBackend
 from edgeinfer.native.ik import IkModel, kernels
@@ -164,7 +163,7 @@ def _end() -> None:
     try:
         trial = _trial(Path(sys.argv[1]))
         if trial is not None:
-            sys.stdout.write(json.dumps(asdict(trial)))
+            sys.stdout.write(as_json(trial))
             sys.stdout.flush()
         code = SAYS_NOTHING if trial is None else 0
     except KeyboardInterrupt:

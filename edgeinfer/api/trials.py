@@ -101,7 +101,7 @@ def trial_of(header: Header, identity: Callable[[], str], *, may_try: bool, must
             return kept
         trial = replace(trial, was_disturbed=was_disturbed)
         with contextlib.suppress(OSError):
-            replace_file(path, json.dumps(_as_json(trial)).encode())
+            replace_file(path, as_json(trial).encode())
     return trial
 
 
@@ -157,8 +157,9 @@ def _files(header: Header) -> list[tuple[str, int, int, int, int]]:
     ]
 
 
-def _as_json(trial: Trial) -> dict[str, float | None]:
-    return asdict(trial) | {"divergence": None if math.isinf(trial.divergence) else trial.divergence}
+def as_json(trial: Trial) -> str:
+    """What is kept of it, and what the process that made it says."""
+    return json.dumps(asdict(trial) | {"divergence": None if math.isinf(trial.divergence) else trial.divergence})
 
 
 def _read(path: Path) -> Trial | None:
