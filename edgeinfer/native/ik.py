@@ -98,7 +98,7 @@ def kernels() -> Kernels:
     lib.llama_log_set(ctypes.cast(library.log_callback, ctypes.c_void_p), None)
     lib.llama_backend_init()
     fatal_signals.explain(signal.SIGABRT, _gave_up)
-    features = lib.llama_print_system_info().decode("utf-8", "replace")
+    features = library.system_info(lib)
     return Kernels(
         NAME, lib, lambda: f"ik_llama.cpp {identity()} {features}", _open_context, lambda context: is_whole, _close_gaps
     )

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
-import importlib.util
-import sys
-import threading
 from functools import cache
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from edgeinfer.errors import ResourceError
-from edgeinfer.native.ik_package import DISTRIBUTION, PACKAGE, REQUIREMENT, folder
+from edgeinfer.native.ik_package import DISTRIBUTION, PACKAGE, REQUIREMENT
+from edgeinfer.native.library import import_declarations
 
 _MODEL_NBYTES, _CONTEXT_NBYTES, _BATCH_NBYTES = 168, 216, 72
 """Of the structures that are passed by value."""
@@ -61,25 +58,10 @@ def load() -> Any:
 
 
 def _import_bindings() -> Any:
-    """The package's ctypes declarations without its high-level classes, as `library` does for llama.cpp."""
-    with _importing:
-        package_folder = folder()
-        if package_folder is None:
-            raise ResourceError(f"{DISTRIBUTION} is not installed", "pip install 'edgeinfer[fast]'")
-        if PACKAGE in sys.modules:
-            return importlib.import_module(f"{PACKAGE}._ctypes_api")
-        package = ModuleType(PACKAGE)
-        package.__path__ = [str(package_folder)]
-        # Who looks meanwhile whether it is installed asks for it.
-        package.__spec__ = importlib.util.find_spec(PACKAGE)
-        sys.modules[PACKAGE] = package
-        try:
-            return importlib.import_module(f"{PACKAGE}._ctypes_api")
-        finally:
-            del sys.modules[PACKAGE]
-
-
-_importing = threading.Lock()
+    bindings = import_declarations(PACKAGE, "_ctypes_api")
+    if bindings is None:
+        raise ResourceError(f"{DISTRIBUTION} is not installed", "pip install 'edgeinfer[fast]'")
+    return bindings
 
 
 def _declared(bindings: Any) -> Any:

@@ -26,26 +26,37 @@ _INFO, _ERROR, _CONTINUATION = 2, 4, 5  # enum ggml_log_level; 1 is for who debu
 _MAX_ERRORS = 16
 
 
-def _import_bindings() -> Any:
-    """`llama_cpp.llama_cpp`, the plain ctypes declarations, without the package around them.
+def import_declarations(package: str, module: str) -> Any:
+    """A module of plain ctypes declarations, without the package around it; None where there is no such package.
 
     `llama_cpp/__init__.py` also imports its high-level classes with jinja2, diskcache and more: about 70 ms that
     every start of a command would pay. While the declarations load, a bare package stands in for the real one;
-    it goes away again, so that anybody who imports `llama_cpp` later gets all of it.
+    it goes away again, so that anybody who imports the package later gets all of it.
     """
-    name = "llama_cpp"
-    if name in sys.modules:
-        return importlib.import_module("llama_cpp.llama_cpp")
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.submodule_search_locations is None:
+    with _importing:
+        if package in sys.modules:
+            return importlib.import_module(f"{package}.{module}")
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        stand_in = ModuleType(package)
+        stand_in.__path__ = list(spec.submodule_search_locations)
+        stand_in.__spec__ = spec  # who looks meanwhile whether it is installed asks for it
+        sys.modules[package] = stand_in
+        try:
+            return importlib.import_module(f"{package}.{module}")
+        finally:
+            del sys.modules[package]
+
+
+_importing = threading.Lock()
+
+
+def _import_bindings() -> Any:
+    bindings = import_declarations("llama_cpp", "llama_cpp")
+    if bindings is None:
         raise ResourceError("the llama.cpp bindings are not installed", "pip install llama-cpp-python")
-    package = ModuleType(name)
-    package.__path__ = list(spec.submodule_search_locations)
-    sys.modules[name] = package
-    try:
-        return importlib.import_module("llama_cpp.llama_cpp")
-    finally:
-        del sys.modules[name]
+    return bindings
 
 
 if "OMP_WAIT_POLICY" not in os.environ and cores_are_shared():
@@ -172,9 +183,13 @@ def build() -> str:
     return f"{version()} {system_info()}"
 
 
-def system_info() -> str:
-    """What the library was built for and found: CPU features, OpenMP, GPU backends."""
-    return str(llama.llama_print_system_info().decode())
+def system_info(lib: Any = llama) -> str:
+    """What a library was built for and found: CPU features, OpenMP, GPU backends."""
+    with _telling:  # it writes every answer into the same place
+        return str(lib.llama_print_system_info().decode("utf-8", "replace"))
+
+
+_telling = threading.Lock()
 
 
 def features() -> frozenset[str]:

@@ -3,6 +3,7 @@
 import ctypes
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -71,6 +72,16 @@ def test_tensor_types_have_the_blocks_of_the_library():
 def test_the_library_says_what_it_is():
     assert library.version()
     assert "CPU" in library.system_info()
+
+
+def test_threads_that_ask_at_once_are_told_the_same():
+    """What is remembered of a model goes by it."""
+
+    def ask(_):
+        return {library.system_info() for _ in range(3000)}
+
+    with ThreadPoolExecutor(3) as pool:
+        assert set().union(*pool.map(ask, range(3))) == {library.system_info()}
 
 
 def test_errors_are_kept_and_the_first_is_the_cause():
